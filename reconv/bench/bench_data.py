@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.bench.bench_run import bench_args, describe_setup, open_bench_run
-from reconv.bench.data_paths import AS_GIVEN, DataPath, baseline_image, open_data_paths
+from reconv.bench.data_paths import ORIGINAL, DataPath, baseline_image, open_data_paths
 from reconv.bench.timing import percentile
 from reconv.data.dataset import select_rows
 from reconv.data.decode.simplejpeg import jpeg_decoder
@@ -168,8 +168,8 @@ def _compare(data_paths: Sequence[DataPath], steps: int, windows: int, log: Log)
         }
         for path in data_paths
     }
-    as_given = paths[AS_GIVEN]
-    top = {name: as_given[name] for name in ("ratio", "ratio_cpu", "ratio_windows", "mean_difference")}
+    original = paths[ORIGINAL]
+    top = {name: original[name] for name in ("ratio", "ratio_cpu", "ratio_windows", "mean_difference")}
     return {"baseline": baseline.summary(), "paths": paths, **top}
 
 

@@ -22,7 +22,7 @@ def measure_scaling(
     run: PreparedRun, measured: MeasuredStep, config: TimingConfig, log: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare the measured step of all devices with that of one; returns the numbers and notes on them."""
-    group = run.process_group
+    process_group = run.process_group
     log("measuring the gradient reduction alone")
     traffic = measured.strategy.gradient_traffic()
     reduce_s = _measure_call(traffic.repeat, run, config)
@@ -32,23 +32,24 @@ def measure_scaling(
         return measure_step(single, config, lambda text: None, concurrent).timings.median_s
 
     log("measuring all devices without the gradient reduction")
-    apart_s = max(group.all_gather(single_step_s(group)))
+    no_comm_step_s = max(process_group.all_gather(single_step_s(process_group)))
     log("measuring one device alone")
-    alone_s = group.on_rank0(lambda: single_step_s(ProcessGroup.single()))
+    single_device_step_s = process_group.on_rank0(lambda: single_step_s(ProcessGroup.single()))
     step_s = measured.timings.median_s
+    exposed_comm_s = step_s - no_comm_step_s
     numbers = {
-        "weak_scaling": alone_s / step_s,
-        "alone_images_per_s": single.plan.global_batch / alone_s,
-        "alone_step_ms": 1000 * alone_s,
-        "apart_step_ms": 1000 * apart_s,
+        "weak_scaling": single_device_step_s / step_s,
+        "alone_images_per_s": single.plan.global_batch / single_device_step_s,
+        "alone_step_ms": 1000 * single_device_step_s,
+        "apart_step_ms": 1000 * no_comm_step_s,
         "reduce": run.recipe.parallel.reduce,
         "compress": run.recipe.parallel.gradient_compression,
         "gradient_bytes": traffic.num_bytes,
         "buckets": traffic.num_buckets,
         "reduce_ms": 1000 * reduce_s,
         "reduce_share": reduce_s / step_s,
-        "exposed_ms": 1000 * (step_s - apart_s),
-        "exposed_share": (step_s - apart_s) / step_s,
+        "exposed_ms": 1000 * exposed_comm_s,
+        "exposed_share": exposed_comm_s / step_s,
     }
     return numbers, _notes(run)
 
@@ -75,7 +76,7 @@ def _measure_call(function: Callable[[], None], run: PreparedRun, config: Timing
 
 
 def _notes(run: PreparedRun) -> list[str]:
-    """What limits the meaning of these numbers."""
+    """Caveats on these numbers."""
     plan, notes = run.plan, []
     cores, threads = usable_cores(Machine()), run.process_group.launch_env.local_world_size * plan.threads
     if run.device.kind == "cpu" and threads > cores:

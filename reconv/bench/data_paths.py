@@ -1,7 +1,7 @@
 """The data pipelines that `bench data --compare` compares: Pillow with torchvision's transforms, and ours.
 
 All of them make the same crops and flips of the same images in the same order. Packed copies of the images are in a
-temporary folder.
+temporary directory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from reconv.recipe.data_fields import AugmentConfig
 from reconv.trainer.build.datasets import Datasets
 from reconv.trainer.training_run import PreparedRun
 
-AS_GIVEN, FAST = "as-given", "fast"
+ORIGINAL, NO_ANTIALIAS = "as-given", "fast"
 PACKED = {
     "packed-320": TranscodeOptions(shortest=320, quality=90),
     "raw-400": TranscodeOptions(raw=True, longest=400),
 }
 DESCRIPTIONS = {
-    AS_GIVEN: "the data as it is",
-    FAST: "the same without antialiasing",
+    ORIGINAL: "the data as it is",
+    NO_ANTIALIAS: "the same without antialiasing",
     "packed-320": "packed, short side 320, JPEG 90",
     "raw-400": "packed, raw pixels, long side 400",
 }
@@ -52,24 +52,26 @@ class DataPath:
 @contextmanager
 def open_data_paths(run: PreparedRun, num_images: int, log: Callable[[str], None]) -> Iterator[list[DataPath]]:
     """Some images of the run: as they are, without antialiasing and, if they are files, from packed copies."""
-    few = _with_dataset(run, _subset(run.datasets.train, num_images))
-    found = [DataPath(AS_GIVEN, few)]
+    subset_run = _with_dataset(run, _subset(run.datasets.train, num_images))
+    found = [DataPath(ORIGINAL, subset_run)]
     if run.recipe.augment.antialias:
         augment = run.recipe.augment.model_copy(update={"antialias": False})
-        found.append(DataPath(FAST, replace(few, recipe=run.recipe.model_copy(update={"augment": augment}))))
-    with TemporaryDirectory(prefix="reconv-bench-") as folder:
-        for name, form in PACKED.items() if _are_files(few.datasets.train) else ():
-            log(f"packing {len(few.datasets.train):,} images: {form.text}")
-            copy = Path(folder) / name
+        found.append(
+            DataPath(NO_ANTIALIAS, replace(subset_run, recipe=run.recipe.model_copy(update={"augment": augment})))
+        )
+    with TemporaryDirectory(prefix="reconv-bench-") as directory:
+        for name, options in PACKED.items() if _are_files(subset_run.datasets.train) else ():
+            log(f"packing {len(subset_run.datasets.train):,} images: {options.text}")
+            copy = Path(directory) / name
             convert(
-                {"train": few.datasets.train},
+                {"train": subset_run.datasets.train},
                 None,
                 copy,
-                ConvertTarget("packed", form),
+                ConvertTarget("packed", options),
                 run.plan.workers or 1,
                 _no_progress,
             )
-            found.append(DataPath(name, _with_dataset(few, PackedDataset(copy, "train"))))
+            found.append(DataPath(name, _with_dataset(subset_run, PackedDataset(copy, "train"))))
         yield found
 
 

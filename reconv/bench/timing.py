@@ -108,7 +108,7 @@ class StepTimer:
             self._times.append((name, lambda seconds=seconds: seconds))  # type: ignore[misc]
 
     def seconds(self, num_steps: int) -> dict[str, float]:
-        """The mean time of each part over so many steps, which the device must have finished."""
+        """The mean time of each part over `num_steps` steps, which the device must have finished."""
         if not self.can_measure:
             return {}
         total_s = dict.fromkeys(PARTS, 0.0)

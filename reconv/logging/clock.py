@@ -55,7 +55,7 @@ class RunClock:
         finally:
             self._step_pause_s += self._now() - began_s
 
-    def stepped(self, images: int) -> None:
+    def count_step(self, images: int) -> None:
         """A step over `images` images has ended, and the next one starts."""
         now_s = self._now()
         self._steps += 1

@@ -1,6 +1,6 @@
 """Image classification: cross-entropy loss with label smoothing, auxiliary heads and distillation; top-1 and top-5.
 
-Everything returned to the trainer is a sum over samples.
+Losses and training metrics are sums over samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUX_LOSS_WEIGHT = 0.3  # of auxiliary heads of other packages' models, as in the
 
 @dataclass(frozen=True, slots=True)
 class ClassificationTask:
-    """Batches have `images` and `targets`, and `soft_targets` where images are mixed."""
+    """Cross-entropy classification. Batches contain `images`, `targets` and, with mixup or cutmix, `soft_targets`."""
 
     num_classes: int
     label_smoothing: float = 0.0
@@ -53,7 +53,7 @@ class ClassificationTask:
         for aux in aux_logits:
             loss = loss + aux_weight * self._cross_entropy(_at_least_float32(aux), batch)
         if self.teacher is not None:
-            loss = self.teacher.blend(loss, logits, batch["images"])
+            loss = self.teacher.distillation_loss(loss, logits, batch["images"])
         correct = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
         return LossSums(loss, {"top1": correct})
 
@@ -61,13 +61,14 @@ class ClassificationTask:
         targets = batch.tensors.get("soft_targets", batch["targets"])
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        smoothing = self._uniform_smoothing(logits.shape[1])
+        smoothing = self._torch_label_smoothing(logits.shape[1])
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
-    def _uniform_smoothing(self, num_classes: int) -> float:
-        """The `label_smoothing` of torch, spread over all C classes, that gives the targets of either form.
+    def _torch_label_smoothing(self, num_classes: int) -> float:
+        """The `label_smoothing` of `F.cross_entropy` that gives the same targets.
 
-        (1 - u) t + u / C with u = s C / (C - 1) is (1 - s) t + s (1 - t) / (C - 1), for mixed targets t too.
+        torch spreads u over all C classes: (1 - u) t + u / C. With u = s C / (C - 1) that equals
+        (1 - s) t + s (1 - t) / (C - 1), which spreads s over the other classes, also for mixed targets t.
         """
         if self.smooth_over == "all-classes" or self.label_smoothing == 0:
             return self.label_smoothing
@@ -83,7 +84,7 @@ class ClassificationTask:
 def _split_outputs(outputs: Any) -> AuxOutput:
     """The logits, the auxiliary heads' logits, and the weight of an auxiliary loss, of a model in training mode.
 
-    Models of other packages return named tuples of `logits` and `aux_logits...`, None for a head that is off.
+    Models of other packages return named tuples of `logits` and `aux_logits...`, None for a disabled head.
     """
     if isinstance(outputs, AuxOutput):
         return outputs

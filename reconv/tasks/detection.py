@@ -75,7 +75,7 @@ def ssd_losses(
 
 @dataclass(frozen=True, slots=True)
 class DetectionTask:
-    """Batches have `images`, `boxes`, `labels` and `num_boxes`."""
+    """SSD detection. Batches contain `images`, `boxes`, `labels` and `num_boxes`."""
 
     anchors_cxcywh: Tensor  # on the device of the batches
     match_config: MatchConfig
@@ -123,9 +123,11 @@ class DetectionTask:
 
     def detections(self, outputs: Any) -> Detections:
         """The detections in the model's outputs."""
-        found: SSDOutput = outputs
+        ssd_output: SSDOutput = outputs
         variances = self.match_config.variances
-        return postprocess(found.box_deltas, found.logits, self.anchors_cxcywh, variances, self.postprocess_config)
+        return postprocess(
+            ssd_output.box_deltas, ssd_output.logits, self.anchors_cxcywh, variances, self.postprocess_config
+        )
 
     def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
         return {name: value / weight for name, value in sums.items()}

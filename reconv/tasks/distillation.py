@@ -1,4 +1,4 @@
-"""Knowledge distillation: a teacher's softened logits beside the labels (Hinton et al., 2015)."""
+"""Knowledge distillation: training on a teacher's softened logits and the labels (Hinton et al., 2015)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A trained model that sees the images the student sees; nothing of it is differentiated."""
+    """A trained model that gets the student's images; it receives no gradients."""
 
     forward: Callable[[Tensor], Tensor]  # images [n, c, h, w] to logits [n, num_classes]
     alpha: float  # the teacher's weight in the loss; the labels have 1 - alpha
     temperature: float
 
-    def blend(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
+    def distillation_loss(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
         """(1 - alpha) x loss + alpha x T^2 x the sum over samples of KL(teacher || student), both softened by T.
 
         Softening by T divides gradients by about T^2, which the factor restores.

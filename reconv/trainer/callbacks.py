@@ -21,11 +21,11 @@ class Callback:
     def on_fit_start(self, trainer: Trainer) -> None:
         """Training starts, or continues after a resume."""
 
-    def on_fetch_start(self, trainer: Trainer, step: int) -> None:
+    def on_batch_fetch_start(self, trainer: Trainer, step: int) -> None:
         """The batches of a step are about to be fetched."""
 
-    def on_fetch_end(self, trainer: Trainer, step: int) -> None:
-        """The batches of a step are there."""
+    def on_batch_fetch_end(self, trainer: Trainer, step: int) -> None:
+        """The batches of a step have been fetched."""
 
     def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
         """A step was launched; the device may still be working on it."""
@@ -39,5 +39,5 @@ class Callback:
     def on_fit_end(self, trainer: Trainer) -> None:
         """Training has finished and its last checkpoint is saved; not called after an error or a stop signal."""
 
-    def close(self, trainer: Trainer) -> None:
-        """Training has ended, in whatever way."""
+    def teardown(self, trainer: Trainer) -> None:
+        """Training has ended, normally or not."""

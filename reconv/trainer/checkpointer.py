@@ -47,19 +47,19 @@ class Checkpointer:
         self._store = CheckpointStore(run.run_dir.checkpoints)
         self._metadata = checkpoint_metadata(run, train_state)
         self._last_save_s = time.monotonic()
-        self._due_by_clock = False
+        self._time_to_save = False
         self.saved_step = run.restore_point.step
 
-    def clock_is_due(self) -> bool:
+    def is_time_to_save(self) -> bool:
         """Whether an interval in minutes has passed on this rank."""
         save = self._run.plan.save
         return (
             save is not None and save.minutes is not None and time.monotonic() - self._last_save_s >= 60 * save.minutes
         )
 
-    def set_due_by_clock(self, due: bool) -> None:
-        """What the ranks have agreed on: whether an interval in minutes has passed on one of them."""
-        self._due_by_clock = due
+    def set_time_to_save(self, value: bool) -> None:
+        """Set whether an interval in minutes has passed on any rank."""
+        self._time_to_save = value
 
     def reason_to_save(self, step: int, *, is_last: bool, improved: bool) -> str:
         """Why a checkpoint is due after `step` steps; empty if none is."""
@@ -67,10 +67,10 @@ class Checkpointer:
         if plan.save is None:
             return ""
         # With several ranks the agreement is one step old, and may date from before the last save.
-        due_by_clock = self._due_by_clock and (plan.world_size == 1 or step > self.saved_step + 1)
+        time_to_save = self._time_to_save and (plan.world_size == 1 or step > self.saved_step + 1)
         if is_last:
             return "end"
-        if due_by_clock or plan.save.due(step, plan.total_steps):
+        if time_to_save or plan.save.due(step, plan.total_steps):
             return "interval"
         if step in plan.keep_steps:
             return "keep_at"
@@ -163,7 +163,7 @@ def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Calla
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:
-    """What a checkpoint stores besides tensors and counters: enough to evaluate and predict without the run."""
+    """What a checkpoint stores besides tensors and counters: enough for inference without its run directory."""
     plan, datasets = run.plan, run.datasets
     return {
         "format": 1,

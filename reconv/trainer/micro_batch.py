@@ -109,7 +109,7 @@ def _try_sizes(run: PreparedRun, choices: Sequence[int]) -> tuple[int, str]:
 
 
 def _fits(run: PreparedRun, num_groups: int) -> bool:
-    """Whether one step on this device alone, with micro-batches of so many groups, leaves enough memory free."""
+    """Whether one step on this device alone, with micro-batches of `num_groups` groups, leaves enough memory free."""
     is_captured = build_graph_capture(run.recipe, run.device, run.process_group) is not None
     limit = MAX_MEMORY_FRACTION_CAPTURED if is_captured else MAX_MEMORY_FRACTION
     single = run.on_one_device()

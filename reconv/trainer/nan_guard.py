@@ -44,7 +44,7 @@ class NanGuard(Callback):
         logger: RunLogger,
         *,
         policy: str,
-        budget: int,
+        max_skipped: int,
         loss_scale: Callable[[], Tensor | None] = lambda: None,
         skipped: int = 0,
         all_gather: Callable[[list[int]], list[list[int]]] = lambda samples: [samples],
@@ -52,7 +52,7 @@ class NanGuard(Callback):
         self._device = device
         self._logger = logger
         self._policy = policy
-        self._budget = budget
+        self._max_skipped = max_skipped
         self._loss_scale = loss_scale  # a dynamic scale overflows by design until it is down to 1
         self._all_gather = all_gather
         self._pending: _PendingCheck | None = None
@@ -89,7 +89,7 @@ class NanGuard(Callback):
         if ok or (loss_is_finite and not scale_is_lowest):
             return
         self.skipped += 1
-        stop = self._policy == "stop" or self.skipped > self._budget
+        stop = self._policy == "stop" or self.skipped > self._max_skipped
         own = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
         samples = [index for of_rank in self._all_gather(own) for index in of_rank]
         self._logger.log(NonFiniteStep(pending.step + 1, loss, tuple(samples), "stop" if stop else "skip"))
@@ -103,6 +103,6 @@ class NanGuard(Callback):
             where=f"training samples {listed}{', ...' if len(samples) > MAX_LISTED_SAMPLES else ''}",
             why="the learning rate is too high, an input is bad, or half precision lacks loss scaling"
             if self._policy == "stop"
-            else f"{self.skipped} steps were skipped, more than engine.non_finite.max_skipped={self._budget}",
+            else f"{self.skipped} steps were skipped, more than engine.non_finite.max_skipped={self._max_skipped}",
             then="lower the learning rate (--lr), or skip such steps: --set engine.non_finite.policy=skip",
         )

@@ -45,7 +45,7 @@ class OomRetry:
         while True:
             split = self._split(micro_batches)
             try:
-                return train_step.execute(step, split)
+                return train_step.run_once(step, split)
             except Exception as error:
                 num_groups = max(len(batch.groups) for batch in split)
                 can_repeat = UPDATE_STARTED not in getattr(error, "__notes__", ())

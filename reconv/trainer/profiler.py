@@ -74,7 +74,7 @@ class StepProfiler(Callback):
         """Name and time what runs inside, while a step is profiled."""
         return self._timed(name) if self._profiler is not None else nullcontext()
 
-    def on_fetch_start(self, trainer: Trainer, step: int) -> None:
+    def on_batch_fetch_start(self, trainer: Trainer, step: int) -> None:
         if self._profiler is None and self.first <= step + 1 <= self.last:
             self._first_step = step + 1
             with self.paused():
@@ -82,7 +82,7 @@ class StepProfiler(Callback):
         self._data_wait = self.annotate(DATA_WAIT)
         self._data_wait.__enter__()
 
-    def on_fetch_end(self, trainer: Trainer, step: int) -> None:
+    def on_batch_fetch_end(self, trainer: Trainer, step: int) -> None:
         assert self._data_wait is not None
         self._data_wait.__exit__(None, None, None)
 
@@ -92,7 +92,7 @@ class StepProfiler(Callback):
             if step + 1 == self.last:
                 self.stop()
 
-    def close(self, trainer: Trainer) -> None:
+    def teardown(self, trainer: Trainer) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ class ReportImages(Callback):
 
     def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
         if step == 0 and self.run.process_group.is_rank0:
-            first = next(trainer.step.passes(micro_batches))
+            first = next(trainer.step.forward_batches(micro_batches))
             with torch.no_grad():
                 self._log_first_batch(trainer.step.preprocess(first, step))
 

@@ -1,7 +1,7 @@
-"""Resuming a run: which run directory a command means, whether it may be resumed, and from which checkpoint.
+"""Resuming a run: which run directory a command refers to, whether it may be resumed, and from which checkpoint.
 
-A folder that holds a run is written to only with --resume, with a recipe that leaves it the same run, and by the
-process that has its lock.
+A directory that contains a run is written to only with --resume, with a compatible recipe, and by the process that
+holds its lock.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
 
-# An elastic agent restarts processes whatever their exit code was; after these a restart would end the same way.
-PERMANENT = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
+# An elastic agent restarts processes after any exit code; retrying after these codes cannot succeed,
+# or a stop was requested.
+NON_RETRYABLE = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class RestorePoint:
 
 
 def find_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
-    """The run that --resume means: the one in --out, else the newest one of this recipe, unfinished ones first."""
+    """The run that --resume refers to: the one in --out, else the newest one of this recipe, unfinished ones first."""
     if out is not None:
         return RunDir(out) if RunDir(out).is_run() else None
     return RunDir.newest_unfinished(runs, recipe.name) or next(iter(RunDir.all(runs, recipe.name)), None)
@@ -72,7 +73,7 @@ def read_data_path(run_dir: RunDir) -> str | None:
 
 
 def check_out_is_free(out: Path | None, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless that run is resumed."""
+    """Raise if the directory contains a run, unless that run is resumed."""
     if out is not None and RunDir(out).is_run() and not resume:
         raise UsageError(
             f"{out} already contains a run",
@@ -104,15 +105,15 @@ def create_run_dir(recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitS
 
 
 def lock_run_dir(run_dir: RunDir, stack: ExitStack, launch_env: LaunchEnv) -> None:
-    """Lock a run directory, and refuse to restart a run that has ended with a permanent error."""
+    """Lock a run directory; raises if an elastic agent restarts a run that ended with a non-retryable error."""
     stack.enter_context(run_dir.lock())
-    stack.push(_record_permanent_error(run_dir, launch_env))
+    stack.push(_record_final_error(run_dir, launch_env))
 
 
-def _record_permanent_error(
+def _record_final_error(
     run_dir: RunDir, launch_env: LaunchEnv
 ) -> Callable[[object, BaseException | None, object], None]:
-    """Raise the error a previous attempt has recorded; the result, an exit function, records that of this attempt."""
+    """Re-raise the non-retryable error of the previous attempt; the returned exit callback records this one's."""
     file = run_dir.path / f"ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}.json"
     if launch_env.restart_count == 0:
         file.unlink(missing_ok=True)
@@ -121,14 +122,14 @@ def _record_permanent_error(
 
     def record(kind: object, error: BaseException | None, trace: object) -> None:
         may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not launch_env.failure_dir
-        if isinstance(error, ReconvError) and error.code in PERMANENT and may_restart:
+        if isinstance(error, ReconvError) and error.code in NON_RETRYABLE and may_restart:
             write_atomic(file, json.dumps(error.to_dict()))
 
     return record
 
 
 def check_same_run(run_dir: RunDir, recipe: Recipe) -> tuple[tuple[str, ...], bool]:
-    """Refuse settings that would make it another run; returns notes on the others, and whether the run gets longer."""
+    """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer."""
     old = load(str(run_dir.recipe)).recipe
     notes: list[str] = []
     refused: list[str] = []

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 Preprocess = Callable[[Batch, int | Tensor], Batch]  # on the device: normalize, flip, mix; a pure function
 Annotate = Callable[[str], AbstractContextManager[None]]  # names a part of the step for profilers and timers
 
-_LOSS = "loss "  # the key of the loss among metric sums; the space keeps it apart from any metric
-UPDATE_STARTED = "the weights were being updated"  # a note on errors after which a step cannot be repeated
+_LOSS = "__loss__"  # the key of the loss among the metric sums
+# Added to exceptions raised during the update: the step must not be retried.
+UPDATE_STARTED = "the weights were being updated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class StepResult:
     """Sums over the global batch and whether the update was applied, all left on the device."""
 
     loss: Tensor  # summed over the global batch
-    weight: Tensor | float  # what the loss is divided by
+    weight: Tensor | float  # divisor: the weight of the global batch
     metrics: dict[str, Tensor]
     grad_norm: Tensor
     ok: Tensor  # bool: loss and gradient norm are finite, the update was applied
@@ -45,15 +46,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepScalars:
-    """What depends on the step number: Python numbers, or 0-d tensors on the device in a captured step."""
+    """The values that depend on the step number: Python numbers, or 0-d tensors on the device in a captured step."""
 
     step: int | Tensor
     lr: float | Tensor
-    ema_weight: float | Tensor  # of the new weights in the moving average
+    ema_weight: float | Tensor  # 1 - decay
 
 
 def no_annotation(name: str) -> AbstractContextManager[None]:
-    """Annotates nothing."""
+    """An `Annotate` that does nothing."""
     return nullcontext()
 
 
@@ -68,13 +69,13 @@ class TrainStep:
     model: Callable[..., Any]
     task: Task
     preprocess: Preprocess
-    layers: LayerState
+    layer_state: LayerState
     precision: PrecisionPolicy
     optimizer: Optimizer
     ema: ModelEma | None
     strategy: ParallelStrategy
-    lr: Callable[[int], float]
-    ordered: bool  # each group has its own pass, so that gradients are added in the same order on any number of ranks
+    lr_schedule: Callable[[int], float]
+    ordered_reduction: bool  # one pass per group: gradients are added in the same order on any number of ranks
     annotate: Annotate = no_annotation
     step_boundary: Callable[[], None] = lambda: None  # for devices that collect lazy operations into graphs
     graphs: StepGraphs | None = None
@@ -83,29 +84,29 @@ class TrainStep:
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
         if self.oom_retry is None:
-            result = self.execute(step, micro_batches)
+            result = self.run_once(step, micro_batches)
         else:
             result = self.oom_retry.run(self, step, micro_batches)
         self.step_boundary()
         return result
 
-    def execute(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+    def run_once(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Run the step once, eagerly or as a captured graph."""
         ema_weight = 0.0 if self.ema is None else self.ema.weight_at(step)
-        scalars = StepScalars(step, self.lr(step), ema_weight)
+        scalars = StepScalars(step, self.lr_schedule(step), ema_weight)
         if self.graphs is None:
-            return self.run_eager(scalars, micro_batches)
-        return self.graphs.run(self.run_eager, scalars, micro_batches)
+            return self._run_eager(scalars, micro_batches)
+        return self.graphs.run(self._run_eager, scalars, micro_batches)
 
-    def run_eager(self, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
+    def _run_eager(self, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         """Launch every operation of the step; nothing but `scalars` depends on the step number."""
         weight = self.strategy.all_reduce(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
-        passes = list(self.passes(micro_batches))
+        batches = list(self.forward_batches(micro_batches))
         if self.strategy.is_pipeline:
-            sums = self._run_pipeline(scalars.step, passes, weight)
+            sums = self._run_pipeline(scalars.step, batches, weight)
         else:
-            sums = [self._forward_backward(scalars.step, batch, weight, batch is passes[-1]) for batch in passes]
+            sums = [self._forward_backward(scalars.step, batch, weight, batch is batches[-1]) for batch in batches]
         totals = self.strategy.sum_metrics([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
         try:
@@ -117,19 +118,19 @@ class TrainStep:
 
     def reset(self) -> None:
         """Drop the gradients and batch statistics of a step that did not reach its update."""
-        self.layers.discard()
+        self.layer_state.discard()
         self.optimizer.zero_grad()
 
-    def passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
+    def forward_batches(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
         """The batches that go through the model one after another."""
         for batch in micro_batches:
-            yield from batch.by_group() if self.ordered else (batch,)
+            yield from batch.by_group() if self.ordered_reduction else (batch,)
 
     def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
         with self.strategy.no_sync(enabled=not is_last):
             with self.annotate("forward"):
                 prepared = self.preprocess(batch, step)
-                self.layers.set_micro_batch(prepared, step)
+                self.layer_state.set_micro_batch(prepared, step)
                 with self.precision.autocast():
                     outputs = self.model(prepared["images"])
                 sums = self.task.loss(outputs, prepared)
@@ -138,18 +139,18 @@ class TrainStep:
             self.step_boundary()
         return sums
 
-    def _run_pipeline(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
-        """All passes through a model whose stages are on several ranks; the last stage returns the sums."""
-        prepared = [self.preprocess(batch, step) for batch in passes]
+    def _run_pipeline(self, step: int | Tensor, batches: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
+        """Forward and backward through pipeline stages on several ranks; the last stage returns the sums."""
+        prepared = [self.preprocess(batch, step) for batch in batches]
         sums: list[LossSums] = []
 
-        def loss(outputs: Any, number: int) -> Tensor:
-            sums.append(self.task.loss(outputs, prepared[number]))
+        def loss(outputs: Any, index: int) -> Tensor:
+            sums.append(self.task.loss(outputs, prepared[index]))
             return self.precision.scale(sums[-1].loss / weight)
 
         images = [batch["images"] for batch in prepared]
         self.strategy.pipeline_step(
-            images, lambda n: self.layers.set_micro_batch(prepared[n], step), loss, self.precision.autocast
+            images, lambda index: self.layer_state.set_micro_batch(prepared[index], step), loss, self.precision.autocast
         )
         self.step_boundary()
         return sums
@@ -164,7 +165,7 @@ class TrainStep:
             ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
 
             self.optimizer.step(scalars.lr, ok)
-            self.layers.commit(ok)
+            self.layer_state.commit(ok)
             if self.ema is not None:
                 self.ema.update(scalars.ema_weight, ok)
             self.precision.update(ok)

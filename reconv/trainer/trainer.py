@@ -30,13 +30,13 @@ from reconv.trainer.stop_signal import StopSignal
 class StoppedWithoutSaveError(ReconvError):
     """A signal ended a run that saves no checkpoints."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, signum: int) -> None:
         super().__init__(
             "stopped without saving a checkpoint",
             why="save.every is off",
             then="save checkpoints, for example with --set save.every=1ep",
         )
-        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        self.code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class Trainer:
             self._fit()
         finally:
             for callback in self.callbacks:
-                callback.close(self)
+                callback.teardown(self)
 
     def _fit(self) -> None:
         for callback in self.callbacks:
             callback.on_fit_start(self)
-        self._make_up_evaluation()
+        self._run_missed_evaluation()
         for micro_batches in self._batches():
             self._train_step(micro_batches)
             if self.plan.log.due(self.counters.step, self.plan.total_steps):
@@ -93,11 +93,11 @@ class Trainer:
             if self.stop_reason:
                 return
             for callback in self.callbacks:
-                callback.on_fetch_start(self, step)
+                callback.on_batch_fetch_start(self, step)
             with self.clock.waiting():
                 micro_batches = next(batches)
             for callback in self.callbacks:
-                callback.on_fetch_end(self, step)
+                callback.on_batch_fetch_end(self, step)
             yield micro_batches
 
     def _train_step(self, micro_batches: Sequence[Batch]) -> None:
@@ -107,13 +107,13 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_step_end(self, step, result, micro_batches)
         self.progress.add(result)
-        self.clock.stepped(self.plan.global_batch)
+        self.clock.count_step(self.plan.global_batch)
         self.counters.step = step + 1
         self.checkpointer.poll()
 
     def _evaluation_is_due(self) -> bool:
-        step, every = self.counters.step, self.plan.evaluate
-        is_due = every is not None and step > 0 and every.due(step, self.plan.total_steps)
+        step, schedule = self.counters.step, self.plan.evaluate
+        is_due = schedule is not None and step > 0 and schedule.due(step, self.plan.total_steps)
         return is_due and not self.counters.evaluated_at(step)
 
     def _evaluate_if_due(self) -> bool:
@@ -125,7 +125,7 @@ class Trainer:
         try:
             with self.clock.paused(), self._phase("evaluating"):
                 results = evaluator.evaluate(step, lambda: self.stop_signal.requested)
-        except EvaluationStopped:  # it is made up for after the resume
+        except EvaluationStopped:  # it runs again after the resume
             return False
         history += [{"step": step, "weights": result.weights, "metrics": dict(result.metrics)} for result in results]
         after = self.counters.best(evaluator.metric, evaluator.monitored_weights)
@@ -136,8 +136,8 @@ class Trainer:
             callback.on_evaluate_end(self)
         return improved
 
-    def _make_up_evaluation(self) -> None:
-        """Do the evaluation that a stop signal cut short before a resume."""
+    def _run_missed_evaluation(self) -> None:
+        """Run the evaluation that a stop signal interrupted before the resume."""
         if not self._evaluation_is_due():
             return
         self._evaluate_if_due()
@@ -162,31 +162,31 @@ class Trainer:
             self.checkpointer.save(self.counters, reason)
 
     def _exit_if_requested(self) -> None:
-        """Stop where a signal has asked one of the ranks to; they may receive it at different steps."""
-        flags = [self.stop_signal.requested, self.checkpointer.clock_is_due()]
+        """Exit if any rank has received a stop signal; ranks may receive it at different steps."""
+        flags = [self.stop_signal.requested, self.checkpointer.is_time_to_save()]
         stop_requested, save_due = self.process_group.all_reduce_max(flags)
-        self.checkpointer.set_due_by_clock(bool(save_due))
+        self.checkpointer.set_time_to_save(bool(save_due))
         if self._evaluation_is_due() or (stop_requested and self.counters.step < self.plan.total_steps):
             self._exit()
 
     def _exit(self) -> None:
-        """Save a checkpoint if that step has none, and end the run."""
-        number = self.stop_signal.signal_number or signal.SIGTERM
+        """Save a checkpoint, unless this step has one, and end the run."""
+        signum = self.stop_signal.signal_number or signal.SIGTERM
         step = self.counters.step
         if self.plan.save is None:
-            raise StoppedWithoutSaveError(number)
+            raise StoppedWithoutSaveError(signum)
         if self.checkpointer.saved_step != step:
             self._save("stop")
         with self.clock.paused():
             self.checkpointer.wait()
         raise PreemptedError(
-            f"stopped by {signal.Signals(number).name} after step {step} of {self.plan.total_steps}; checkpoint saved",
+            f"stopped by {signal.Signals(signum).name} after step {step} of {self.plan.total_steps}; checkpoint saved",
             then="run the same command with --resume",
         )
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """What this rank does, for the error message should it be lost; between phases it waits for data."""
+        """Name the current phase, for the error message if this rank is lost."""
         self.process_group.set_phase(name)
         try:
             yield

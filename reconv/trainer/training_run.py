@@ -4,8 +4,8 @@
         run.trainer().fit()
     print(run.result.summary)
 
-What cannot be planned or built leaves no run directory behind. Once there is one, the run ends with a `RunEnded` event,
-a summary and a report, whatever happens.
+If planning or building fails, no run directory is created. Once there is one, the run always ends with a `RunEnded`
+event, a summary and a report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -75,9 +75,7 @@ from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, r
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.trainer import Trainer
 
-_MAX_SAVE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
-
-Prepared = TypeVar("Prepared", bound="PreparedRun")
+_SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
 
 def train(
@@ -98,7 +96,7 @@ def train(
     """Train a recipe, a preset's name or a YAML file, and return its run directory and summary."""
     if on_event is not None and must_launch(devices, read_launch_env()):
         raise UsageError(
-            "on_event cannot observe several processes", then="read events.jsonl of the run directory instead"
+            "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )
     out = None if out is None else Path(out)
     args = RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command))
@@ -114,7 +112,7 @@ def _train(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A run without a run directory: what training and benchmarks share."""
+    """Everything a run needs before it has a run directory; shared by training and benchmarks."""
 
     recipe: Recipe
     plan: Plan
@@ -125,8 +123,8 @@ class PreparedRun:
     existing: ExistingRun | None = None  # the run that is resumed
     notes: tuple[str, ...] = ()  # for the log
 
-    def on_one_device(self: Prepared) -> Prepared:
-        """The same on this device alone, with its part of the batch."""
+    def on_one_device(self) -> Self:
+        """This run on a single device, with the device's share of the global batch."""
         return replace(self, plan=self.plan.one_device(), process_group=ProcessGroup.single())
 
 
@@ -153,7 +151,7 @@ def prepare_run(
         datasets = open_data(recipe, process_group)
         check_same_data(process_group, datasets)
         existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
-        cpus = stack.enter_context(
+        affinity_note = stack.enter_context(
             cpu_affinity(
                 recipe.engine.cpu_affinity,
                 open_device(args.device, local_rank=launch_env.local_rank).pci_address,
@@ -161,13 +159,13 @@ def prepare_run(
                 local_world_size=launch_env.local_world_size,
             )
         )
-        plan = make_plan(recipe, _facts(recipe, datasets, process_group, restore_point.state, args.device))
+        plan = make_plan(recipe, _plan_facts(recipe, datasets, process_group, restore_point.state, args.device))
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
             plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
             configure_algorithms(device, recipe.engine)
-        notes = (*notes, cpus) if cpus else notes
+        notes = (*notes, affinity_note) if affinity_note else notes
         yield PreparedRun(
             recipe=recipe,
             plan=plan,
@@ -198,18 +196,18 @@ def _open_existing(
         raise RecipeError(
             "the data has changed since the run was started",
             where=str(data_path(recipe) or recipe.data.source),
-            why="files were added, removed or relabelled",
+            why="files were added, removed or relabeled",
             then="use --data with the data of the first command, or start a new run without --resume",
         )
     return existing, restore_point, (*restore_point.notes, *existing.notes)
 
 
-def _facts(
+def _plan_facts(
     recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, state: Mapping[str, Any], device: str
 ) -> Facts:
-    """What the plan needs to know besides the recipe; a resumed run keeps its threads and its JPEG decoder."""
-    # Checkpoints without a decoder are older than the native one.
-    kept: Decoder | None = state.get("decoder", "pillow") if state else None
+    """The inputs of the plan besides the recipe; a resumed run keeps its threads and its JPEG decoder."""
+    # Checkpoints from before the native decoder do not record one: they used Pillow.
+    saved_decoder: Decoder | None = state.get("decoder", "pillow") if state else None
     return Facts(
         num_train=len(datasets.train),
         num_val=len(datasets.val),
@@ -219,7 +217,7 @@ def _facts(
         source=datasets.train.kind,
         cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
-        decoder=choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(native_support())),
+        decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
         device=device_kind(device),
     )
 
@@ -233,15 +231,17 @@ def _with_gpu_decode_fraction(
     state: Mapping[str, Any],
 ) -> Plan:
     """The plan with the fraction of images that the GPU decodes: measured now, or from the checkpoint."""
-    kept = state.get("gpu_decode_fraction", 0.0) if state else None
-    fraction = process_group.on_rank0(lambda: choose_gpu_decode_fraction(recipe, plan, datasets.train, device, kept))
-    is_open = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
-    return with_gpu_decode_fraction(recipe, plan, fraction) if is_open else plan
+    saved_fraction = state.get("gpu_decode_fraction", 0.0) if state else None
+    fraction = process_group.on_rank0(
+        lambda: choose_gpu_decode_fraction(recipe, plan, datasets.train, device, saved_fraction)
+    )
+    is_measured = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
+    return with_gpu_decode_fraction(recipe, plan, fraction) if is_measured else plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun(PreparedRun):
-    """A run with its directory and logger; `trainer` builds what trains it."""
+    """A run with its run directory and logger; `trainer` builds its `Trainer`."""
 
     run_dir: RunDir
     logger: RunLogger
@@ -264,7 +264,7 @@ class TrainingRun(PreparedRun):
         console: str | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> AbstractContextManager[TrainingRun]:
-        """Set up a run of a recipe, a preset's name or a YAML file; its directory is `out` or a new one in `runs`."""
+        """Set up a run of a preset or a YAML file; the run directory is `out` or a new one in `runs`."""
         out = None if out is None else Path(out)
         return cls.from_args(
             RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console), on_event
@@ -279,17 +279,17 @@ class TrainingRun(PreparedRun):
             if prepared.existing is not None and prepared.existing.is_finished:
                 yield cls._open_finished(prepared, prepared.existing, stack)
                 return
-            group = prepared.process_group
-            group.on_rank0(lambda: _check_recipe(prepared))
+            process_group = prepared.process_group
+            process_group.on_rank0(lambda: _check_recipe(prepared))
             stop_signal = stack.enter_context(StopSignal())
             prepared = choose_micro_batch(prepared)
-            run_dir = group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
+            run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
             logger = stack.enter_context(
                 open_run_logger(
                     run_dir,
                     prepared.recipe,
-                    rank=group.rank,
-                    world_size=group.world_size,
+                    rank=process_group.rank,
+                    world_size=process_group.world_size,
                     console=args.console,
                     on_event=on_event,
                 )
@@ -333,7 +333,7 @@ class TrainingRun(PreparedRun):
     def result(self) -> RunResult:
         """How the run ended; available after the `with` block."""
         if self.finalizer.result is None:
-            raise RuntimeError("a run has no result before it is closed")
+            raise RuntimeError("the result is only available after the `with` block")
         return self.finalizer.result
 
     def trainer(self) -> Trainer:
@@ -373,7 +373,7 @@ class TrainingRun(PreparedRun):
 
     def _exit_when_rank_is_lost(self, writer: AsyncWriter) -> None:
         def on_lost_rank(error: ReconvError) -> None:
-            writer.join(_MAX_SAVE_S)
+            writer.join(_SAVE_GRACE_S)
             self.finalizer.log_error(error)
 
         self.process_group.on_lost_rank(self.recipe.parallel.heartbeat_timeout_s, on_lost_rank)
@@ -411,7 +411,7 @@ class TrainingRun(PreparedRun):
             self.device,
             self.logger,
             policy=config.policy,
-            budget=config.max_skipped,
+            max_skipped=config.max_skipped,
             loss_scale=lambda: precision.loss_scale if precision.expects_overflow else None,
             skipped=counters.skipped,
             all_gather=self.process_group.all_gather,
@@ -432,7 +432,7 @@ def _fields(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _check_recipe(run: PreparedRun) -> None:
-    """Refuse what could only fail later in a run."""
+    """Raise errors now that would otherwise appear late in the run."""
     check_profile_range(run.recipe, run.plan)
     check_metric(run.recipe)
 
@@ -450,7 +450,7 @@ def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
 
 
 def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger: RunLogger) -> None:
-    """Log the ranks, the attempt, and what should be known before the first step."""
+    """Log the ranks, the attempt, the notes and what has changed since the checkpoint."""
     state, step = run.restore_point.state, run.restore_point.step
     for line in describe_ranks(run.process_group, run.device.describe()):
         logger.info(line)

@@ -91,7 +91,7 @@ def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFi
     for words, said in (
         (["--devices", "2", "--set", "parallel.pipeline_stages=2"], "does not measure pipelines"),
         (["--devices", "2", "--batch-size", "64", "--batch-per-device", "32"], "32 per device x 2 = 64"),
-        (["--nic", "no-such-network"], "there is no such network here"),
+        (["--nic", "no-such-network"], "no such network interface"),
     ):
         with pytest.raises(SystemExit) as end:
             main(["bench", "train", "quickstart", *words])

@@ -49,13 +49,13 @@ def evaluations(outcome: Outcome) -> list[EvalFinished]:
     return [event for event in read_events(outcome.folder.events) if isinstance(event, EvalFinished)]
 
 
-def test_a_detector_learns_and_scores_the_same_on_2_and_3_ranks_as_on_one() -> None:
+def test_a_detector_learns_and_scores_the_same_on_1_2_3_and_4_ranks() -> None:
     settings = {**SHORT, "parallel.reduce": "ordered"}
     one = trained(1, settings)
     alone = evaluations(one)
     assert len(losses(one)) == 4 and [event.num_samples for event in alone] == [NUM_SCORED] * 2
     assert all(event.metrics["ar100"] > 0 for event in alone)
-    for size in (2, 3):
+    for size in (2, 3, 4):
         several = trained(size, settings)
         assert_same_bits(one, several)
         assert losses(several) == losses(one)

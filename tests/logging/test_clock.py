@@ -21,7 +21,7 @@ def step(clock: RunClock, fake: FakeTime, wait_s: float, work_s: float, images: 
     with clock.waiting():
         fake.now_s += wait_s
     fake.now_s += work_s
-    clock.stepped(images)
+    clock.count_step(images)
 
 
 def test_rates_with_and_without_waits() -> None:

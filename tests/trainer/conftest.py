@@ -34,13 +34,13 @@ class Parts:
             model=self.model,
             task=ClassificationTask(10),
             preprocess=lambda batch, step: batch,
-            layers=LayerState(self.model),
+            layer_state=LayerState(self.model),
             precision=self.precision,
             optimizer=self.optimizer,
             ema=self.ema,
             strategy=ParallelStrategy(),
-            lr=lambda step: 0.1 / (1 + step),
-            ordered=False,
+            lr_schedule=lambda step: 0.1 / (1 + step),
+            ordered_reduction=False,
         )
 
     def tensors(self) -> dict[str, Tensor]:

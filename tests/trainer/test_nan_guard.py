@@ -15,11 +15,15 @@ from reconv.trainer.step import StepResult
 from .conftest import batch
 
 
-def make_guard(policy: str, budget: int = 2, scale: float | None = None) -> tuple[NanGuard, list[Event]]:
+def make_guard(policy: str, max_skipped: int = 2, scale: float | None = None) -> tuple[NanGuard, list[Event]]:
     events: list[Event] = []
     loss_scale = None if scale is None else torch.tensor(scale)
     guard = NanGuard(
-        open_device("cpu"), RunLogger(events.append), policy=policy, budget=budget, loss_scale=lambda: loss_scale
+        open_device("cpu"),
+        RunLogger(events.append),
+        policy=policy,
+        max_skipped=max_skipped,
+        loss_scale=lambda: loss_scale,
     )
     return guard, events
 
@@ -46,7 +50,7 @@ def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> No
 
 
 def test_bad_steps_are_skipped_within_the_budget_and_then_stop() -> None:
-    guard, events = make_guard("skip", budget=2)
+    guard, events = make_guard("skip", max_skipped=2)
     for step in range(2):
         guard.add(step, result(NAN, False), [batch()])
     guard.flush()

@@ -62,7 +62,7 @@ class CountHooks(Callback):
     def on_fit_end(self, trainer: Trainer) -> None:
         self.others.append("end")
 
-    def close(self, trainer: Trainer) -> None:
+    def teardown(self, trainer: Trainer) -> None:
         self.others.append("close")
 
 

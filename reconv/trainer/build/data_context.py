@@ -86,7 +86,7 @@ class DataWaitLogger(Callback):
         if not self.is_logged:  # the first evaluation is early enough to change a setting
             self.log(trainer.counters.step)
 
-    def close(self, trainer: Trainer) -> None:
+    def teardown(self, trainer: Trainer) -> None:
         self.log(trainer.counters.step)
 
     def log(self, step: int) -> None:

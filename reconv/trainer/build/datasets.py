@@ -94,7 +94,7 @@ def check_data_is_read(recipe: Recipe, data: object, option: str = "--data") -> 
 
 
 def with_data_path(recipe: Recipe, default: str | None) -> Recipe:
-    """The recipe with the absolute path of its data, to store in the run directory; `default` if $DATA_DIR is unset."""
+    """The recipe with an absolute data path, for the copy in the run directory; `default` is used without $DATA_DIR."""
     if recipe.data.path is not None or recipe.data.source in NEED_NO_PATH:
         return recipe
     path = os.environ.get("DATA_DIR") or default

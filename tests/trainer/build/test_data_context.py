@@ -211,14 +211,14 @@ def clock_that_waited(share: float) -> RunClock:
     clock = RunClock(warmup_steps=0, now=lambda: next(times))
     with clock.waiting():
         pass
-    clock.stepped(1)
+    clock.count_step(1)
     return clock
 
 
 def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
-    for step, hook in ((5, watch.on_evaluate_end), (7, watch.on_evaluate_end), (9, watch.close)):
+    for step, hook in ((5, watch.on_evaluate_end), (7, watch.on_evaluate_end), (9, watch.teardown)):
         hook(Mock(counters=Counters(step)))
     told = [event for event in events if isinstance(event, DataWait)]
     assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
