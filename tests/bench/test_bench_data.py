@@ -63,7 +63,7 @@ def _run(words: list[str], code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_both_pipelines_make_the_same_pictures(tree: Path) -> None:
+def test_both_pipelines_make_the_same_images(tree: Path) -> None:
     run = _open_run(tree)
     ours, theirs = _our_batches(run, 0), _baseline_batches(run)
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_both_pipelines_make_the_same_pictures(tree: Path) -> None:
     assert _mean_difference(run) <= 0.5
 
 
-def test_flips_are_part_of_what_is_compared(tree: Path) -> None:
+def test_both_pipelines_flip_images(tree: Path) -> None:
     run = _open_run(tree)
     augment = run.recipe.augment.model_copy(update={"hflip": 0.0})
     unflipped = replace(run, recipe=run.recipe.model_copy(update={"augment": augment}))
@@ -81,9 +81,7 @@ def test_flips_are_part_of_what_is_compared(tree: Path) -> None:
     assert (next(_our_batches(run, 0)) != next(_our_batches(unflipped, 0))).any()
 
 
-def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_file_has_the_ratio_to_the_baseline(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     words = ["--workers", "2", "--images", str(BATCH), "--compare", "--json", "result.json"]
     _run(["bench", "data", "--data", str(tree), *SMALL, *words])
@@ -103,9 +101,7 @@ def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
     assert not list(tmp_path.glob("reconv-bench-*"))
 
 
-def test_packed_data_are_compared_with_the_ordinary_pipeline_on_them(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packed_dataset_is_compared_with_the_baseline_on_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(tree / "train", tree / "val")
     _run(["data", "convert", str(tree), "packed", "--to", "packed", "--raw", "--quiet"])
     _run(["bench", "data", "--data", "packed", *SMALL, "--images", "32", "--compare", "--json", "result.json"])
@@ -117,7 +113,7 @@ def test_packed_data_are_compared_with_the_ordinary_pipeline_on_them(
     assert "packed, short side 320" in out
 
 
-def test_every_way_makes_pictures_of_the_same_samples(tree: Path) -> None:
+def test_all_data_paths_load_the_same_samples(tree: Path) -> None:
     with open_data_paths(_open_run(tree), 6, lambda text: None) as paths:
         assert len(paths) == 4
         targets = {path.name: [path.run.datasets.train[i].target for i in range(6)] for path in paths}
@@ -125,25 +121,25 @@ def test_every_way_makes_pictures_of_the_same_samples(tree: Path) -> None:
         assert {len(path.run.datasets.train) for path in paths} == {6}
 
 
-def test_without_comparing_there_is_no_ratio(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_compare_there_is_no_ratio(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "data", "--data", str(tree), *SMALL, "--images", "32", "--quiet"])
     out = capsys.readouterr().out
     assert "images/s on one core" in out
     assert "baseline" not in out
 
 
-def test_a_pipeline_that_makes_other_pictures_is_not_compared(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipeline_with_different_images_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "data", "--data", str(tree), *SMALL, "--set", "augment.crop=none", "--compare"], code=2)
     assert "augment.crop" in capsys.readouterr().err
 
 
-def test_data_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "data"], code=2)
     assert "--data" in capsys.readouterr().err
     _run(["bench", "data", "--data", str(tmp_path / "nothing")], code=3)
 
 
-def test_worker_threads_are_gone_after_the_benchmark(tree: Path) -> None:
+def test_benchmark_leaves_no_worker_threads(tree: Path) -> None:
     import threading
 
     given = [("data.preprocess.size", 32, "--set"), ("data.preprocess.resize", 36, "--set")]
@@ -151,14 +147,14 @@ def test_worker_threads_are_gone_after_the_benchmark(tree: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reconv-data")]
 
 
-def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
+def test_time_per_image_is_reported_by_stage(tree: Path) -> None:
     given = [("data.preprocess.size", 32, "--set"), ("data.preprocess.resize", 36, "--set")]
     result = bench_data(str(tree), overrides=given, images=32, windows=1)
     assert set(result["stage_ms"]) == {"disk", "decode", "augment", "copy"}
     assert result["stage_ms"]["disk"] > 0 and result["stage_ms"]["decode"] > 0
 
 
-def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
+def test_cpu_time_of_worker_processes_is_counted(tree: Path) -> None:
     run, workers = _open_run(tree), ProcessPool(1)
     try:
         assert len(next(_our_batches(run, 1, 1, DataContext(run.device, workers)))) == BATCH
@@ -169,7 +165,7 @@ def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
         workers.close()
 
 
-def test_the_gpus_back_end_is_sent_to_the_bench_that_has_a_gpu(tree: Path) -> None:
+def test_gpu_backend_is_an_error_in_bench_data(tree: Path) -> None:
     with pytest.raises(UsageError, match="measures the loader on the host") as caught:
         bench_data(str(tree), overrides=[("data.backend", "gpu", "test")])
     assert caught.value.then is not None and "bench train resnet50 --input real" in caught.value.then

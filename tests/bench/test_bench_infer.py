@@ -47,7 +47,7 @@ def test_batch_sizes_go_from_1_to_256() -> None:
     assert (BATCHES[0], BATCHES[-1], len(BATCHES)) == (1, 256, 9)
 
 
-def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_infer_of_a_run_uses_its_model(capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         ("data.subset_percent", "20", "--set"),
         ("length", "2step", "--set"),
@@ -70,24 +70,24 @@ def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,a", "-1"])
-def test_sizes_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_batch_sizes_are_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "infer", "quickstart", "--batches", text], code=2)
     assert "--batches" in capsys.readouterr().err
 
 
-def test_a_batch_that_does_not_fit_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_that_does_not_fit_is_an_error_listing_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "infer", "quickstart", "--batches", f"1,2,{10**12}", "--iterations", "1"], code=6)
     told = capsys.readouterr().err
     assert "a batch of 1,000,000,000,000 images does not fit" in told and "--batches 1,2\n" in told
 
 
 @pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32", "16.16"])
-def test_every_precision_answers_in_one_type(mode: str) -> None:
+def test_every_precision_mode_can_be_measured(mode: str) -> None:
     result = bench_infer("quickstart", batches=(2,), iterations=1, overrides=[("precision.mode", mode, "--set")])
     assert result["precision"] == mode
 
 
-def test_types_of_single_operations_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_per_operation_dtypes_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "precision.mode=bf16", "--set", "precision.ops.float32=[linear]"]
     _run(["bench", "infer", "quickstart", *settings], code=2)
     assert "precision.ops" in capsys.readouterr().err
@@ -112,7 +112,7 @@ class Repeats:
         return place, launch
 
 
-def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_follows() -> None:
+def test_fused_inference_matches_the_model() -> None:
     model, num_folded = fold_batch_norms(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
     recorder = Repeats()
     fused = FusedInference(model, recorder)
@@ -126,7 +126,7 @@ def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_fol
 
 
 @pytest.mark.parametrize("mode, is_close", [("fp64", True), ("fp32", True), ("bf16-all", False), ("16.16", False)])
-def test_recorded_answers_of_every_precision_have_exact_ones_beside_them(mode: str, is_close: bool) -> None:
+def test_fused_inference_is_compared_with_exact_outputs(mode: str, is_close: bool) -> None:
     recipe, network, _ = _open("quickstart", [("precision.mode", mode, "test")], "cpu")
     size = recipe.data.preprocess.size
     dtype = _DTYPES.get(mode, torch.float32)
@@ -164,16 +164,14 @@ class Rows(nn.Module):
         ("shaped", 1, "differ by inf of the largest"),  # one image is broadcast to those of the list
     ],
 )
-def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly_and_why_is_told(
-    how: str, rows: int, why: str
-) -> None:
+def test_model_that_cannot_be_fused_runs_unfused_with_a_note(how: str, rows: int, why: str) -> None:
     model = Rows(how).eval()
     served = FusedInference(model, Repeats())(torch.randn(rows, 3, 8, 8))
     assert (served.num_fused, served.difference) == (0, 0.0)
     assert served.note.startswith("the fused network is not used: ") and why in served.note
 
 
-def test_answers_may_differ_as_far_as_rounding_moves_them_anyhow() -> None:
+def test_fused_outputs_may_differ_by_the_rounding_error_of_the_model() -> None:
     model, images = Rows("scaled").eval(), torch.randn(6, 3, 8, 8)  # a list of 3 rows gives twice the answers of 6
     assert FusedInference(model, Repeats(), lambda x: 1.4 * model(x))(images).note
     served = FusedInference(model, Repeats(), lambda x: 3 * model(x))(images)
@@ -181,7 +179,7 @@ def test_answers_may_differ_as_far_as_rounding_moves_them_anyhow() -> None:
     assert served.difference == pytest.approx(1)
 
 
-def test_an_untrained_network_answers_with_statistics_of_its_own() -> None:
+def test_untrained_model_gets_calibrated_batch_norm_statistics() -> None:
     given: list[tuple[str, object, str]] = [("precision.mode", "fp32", "test"), ("data.preprocess.size", 64, "test")]
     _, network, _ = _open("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with answers of over 10,000
     norms = [layer for layer in network.model.modules() if isinstance(layer, nn.BatchNorm2d)]
@@ -200,7 +198,7 @@ def _broken(num_classes: int) -> nn.Module:
     return nn.Linear(num_classes, 7)
 
 
-def test_others_answer_the_same_batches_and_one_that_cannot_is_told() -> None:
+def test_inference_baselines_are_measured_and_failures_noted() -> None:
     baselines = [InferenceBaseline("small", _small, False), InferenceBaseline("broken", _broken, False)]
     result = bench_infer("quickstart", batches=(1, 4), iterations=2, baselines=baselines)
     assert [row["batch"] for row in result["baselines"]["small"]] == [1, 4]
@@ -213,7 +211,7 @@ def test_others_answer_the_same_batches_and_one_that_cannot_is_told() -> None:
     ]
 
 
-def test_each_package_is_run_eager_and_compiled_and_a_whole_name_wins() -> None:
+def test_inference_baselines_are_eager_and_compiled_and_selected_by_name() -> None:
     baselines = [
         TrainBaseline("torchvision", _small, "fp16", False),
         TrainBaseline("torchvision channels_last compiled", _small, "bf16", True),
@@ -228,7 +226,7 @@ def test_each_package_is_run_eager_and_compiled_and_a_whole_name_wins() -> None:
         inference_baselines(baselines, "timm")
 
 
-def test_a_comparison_without_peers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_without_baselines_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "infer", "quickstart", "--batches", "2", "--iterations", "1", "--compare"])
     said = capsys.readouterr().out
     assert "no baseline was measured" in said and "torchvision" in said

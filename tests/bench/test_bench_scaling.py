@@ -36,9 +36,7 @@ def num_parameters() -> int:
         ({"parallel.reduce": "ordered"}, 4),
     ],
 )
-def test_two_devices_are_measured_beside_one_and_their_gradients_counted(
-    settings: dict[str, str], bytes_each: int
-) -> None:
+def test_weak_scaling_of_two_devices(settings: dict[str, str], bytes_each: int) -> None:
     first, second = in_ranks(2, measured, {**GROUPS, **settings})
     scaling = first["scaling"]
     assert (first["devices"], first["batch"], first["batch_per_device"]) == (2, 48, 32)
@@ -77,13 +75,13 @@ def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     assert alone.micro_batches() == plan.micro_batches(0) == ((8, 8), (8, 8))
 
 
-def test_one_device_has_nothing_to_be_scaled() -> None:
+def test_one_device_has_no_scaling_results() -> None:
     result = measured({})
     assert (result["devices"], result["scaling"]) == (1, None)
     assert result["images_per_s_per_device"] == result["images_per_s"]
 
 
-def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_incompatible_with_several_devices_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="baselines are measured on one"):
         bench_train(
             "quickstart", devices=2, baselines=[TrainBaseline("none", lambda n: pytest.fail("built"), "bf16", False)]
@@ -100,9 +98,7 @@ def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("size", ["2", "4"])
-def test_processes_are_not_started_by_processes_that_a_launcher_started(
-    size: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_option_under_a_launcher_is_an_error(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(UsageError, match=f"already started {size} processes"):

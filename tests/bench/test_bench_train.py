@@ -38,7 +38,7 @@ def _run(words: list[str], code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_the_json_file_has_every_field_of_the_contract() -> None:
+def test_json_file_has_all_documented_fields() -> None:
     _run(["bench", "train", "quickstart", *FEW, "--json", "result.json"])
     result: dict[str, Any] = json.loads(Path("result.json").read_text())
     assert set(result["step_ms"]) == {"median", "p95", "forward", "backward", "optimizer", "input"}
@@ -63,7 +63,7 @@ def opened(recipe: str, input: Input, overrides: Sequence[Override]) -> Prepared
         return run
 
 
-def test_made_up_images_have_the_size_channels_and_classes_of_the_recipe() -> None:
+def test_synthetic_images_follow_the_recipe() -> None:
     run = opened("quickstart", "device", [])
     [batch] = next(make_train_loader(run.datasets.train, run.recipe, run.plan, DataContext.on_host()).steps(0, 1))
     assert batch["images"].shape == (64, 1, 8, 8)
@@ -77,14 +77,14 @@ def test_made_up_images_have_the_size_channels_and_classes_of_the_recipe() -> No
 @pytest.mark.parametrize(
     ("words", "kind"), [([], "synthetic-device"), (["--input", "host"], "synthetic"), (["--input", "real"], "digits")]
 )
-def test_the_data_is_what_was_asked_for(words: list[str], kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_option_selects_the_data(words: list[str], kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "train", "quickstart", *FEW, *words, "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["recipe"]["data"]["source"] == kind
     assert result["images_per_s"] > 0
 
 
-def test_the_step_that_is_measured_trains_and_averages() -> None:
+def test_measured_step_trains_and_updates_the_ema() -> None:
     given = [("ema.decay", 0.9, "--set"), ("batch.size", 32, "--set"), ("batch.group", 16, "--set")]
     result = bench_train("quickstart", overrides=given, config=QUICK)
     assert result["recipe"]["ema"]["decay"] == 0.9
@@ -100,7 +100,7 @@ def _broken(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(63, num_classes))
 
 
-def test_a_peer_is_measured_beside_ours_and_one_that_fails_is_said() -> None:
+def test_baselines_are_measured_and_failures_noted() -> None:
     baselines = [
         TrainBaseline("small", _linear, "bf16", channels_last=True),
         TrainBaseline("wrong", _broken, "bf16", channels_last=False),
@@ -113,7 +113,7 @@ def test_a_peer_is_measured_beside_ours_and_one_that_fails_is_said() -> None:
     assert any(note.startswith("wrong could not be measured") for note in result["notes"])
 
 
-def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
+def test_baseline_step_is_a_plain_step_on_the_whole_batch() -> None:
     given = [("batch.group", 16, "--set"), ("batch.micro", 16, "--set")]
     run = opened("quickstart", "real", given)
     recipe = run.recipe
@@ -139,7 +139,7 @@ def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
         torch.testing.assert_close(now, old - 0.1 * grad)
 
 
-def test_peers_that_are_not_installed_are_named(
+def test_baselines_that_are_not_installed_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.path", [])
@@ -151,9 +151,7 @@ def test_peers_that_are_not_installed_are_named(
     assert "no baseline was measured" in capsys.readouterr().out
 
 
-def test_an_installed_package_is_a_peer_for_the_networks_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_package_is_a_baseline_for_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "timm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(
@@ -178,7 +176,7 @@ def test_an_installed_package_is_a_peer_for_the_networks_it_has(
     monkeypatch.delitem(__import__("sys").modules, "timm")
 
 
-def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_results_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "train", "quickstart", *FEW])
     out = capsys.readouterr().out
     for words in ("images/s at batch 64", "median of 5 windows", "forward ", "peak memory", "roofline unknown"):
@@ -189,11 +187,11 @@ def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> No
     "words",
     [["--windows", "4"], ["--input", "host", "--data", "x"], ["--input", "disk"], ["--set", "nonsense"]],
 )
-def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
+def test_invalid_bench_train_options_are_an_error(words: list[str]) -> None:
     _run(["bench", "train", "quickstart", *words], code=2)
 
 
-def test_a_detector_can_be_measured_without_the_library_that_scores_it_and_not_trained(
+def test_bench_train_of_a_detector_needs_no_pycocotools(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")

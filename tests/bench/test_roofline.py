@@ -22,7 +22,7 @@ PUBLISHED = {"resnet18": 1814, "resnet50": 4089, "mobilenet_v2": 301, "googlenet
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_count_of_a_network_is_the_published_one(name: str) -> None:
+def test_flops_equal_the_published_ones(name: str) -> None:
     costs = layer_costs(build_model(name), (3, 224, 224), training=False)
     assert forward_flops(costs) / 2e6 == pytest.approx(PUBLISHED[name], abs=1)
 
@@ -33,21 +33,21 @@ def test_auxiliary_heads_count_in_training_only() -> None:
     assert in_training > at_rest
 
 
-def test_groups_and_strides_are_counted_by_hand() -> None:
+def test_flops_of_groups_and_strides() -> None:
     model = nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=4), nn.Flatten(), nn.Linear(16 * 4 * 4, 10))
     conv, linear = layer_costs(model, (8, 8, 8), training=True)
     assert conv == LayerCost(flops=2 * 16 * 4 * 4 * 2 * 9, inputs=8 * 8 * 8, outputs=16 * 4 * 4, weights=16 * 2 * 9)
     assert linear == LayerCost(flops=2 * 256 * 10, inputs=256, outputs=10, weights=2560)
 
 
-def test_counting_leaves_the_network_alone() -> None:
+def test_counting_flops_does_not_change_the_model() -> None:
     model = build_model("resnet20_cifar", num_classes=10).eval()
     layer_costs(model, (3, 32, 32), training=True)
     assert not model.training
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
-def test_the_least_time_is_the_greater_of_operations_and_bytes() -> None:
+def test_min_time_is_the_maximum_of_compute_and_memory_time() -> None:
     cost = [LayerCost(flops=1000, inputs=10, outputs=20, weights=5)]
     slow_memory, slow_arithmetic = Peak(1e9, 1e3, 2, ""), Peak(1e3, 1e9, 2, "")
     assert min_time_s(cost, 4, slow_memory, training=False) == pytest.approx((4 * 30 + 5) * 2 / 1e3)
@@ -56,7 +56,7 @@ def test_the_least_time_is_the_greater_of_operations_and_bytes() -> None:
     assert min_time_s(cost, 4, slow_arithmetic, training=True) == pytest.approx(12.0)
 
 
-def test_what_limits_is_told_by_the_share_of_the_least_time() -> None:
+def test_memory_bound_fraction() -> None:
     wide, narrow = (LayerCost(flops=flops, inputs=10, outputs=20, weights=0) for flops in (3000, 0))
     peak = Peak(1e3, 60, 2, "")  # 3 s of operations; 1 s of bytes
     assert memory_bound_fraction([wide], 1, peak, training=False) == 0
@@ -64,7 +64,7 @@ def test_what_limits_is_told_by_the_share_of_the_least_time() -> None:
     assert memory_bound_fraction([wide, narrow], 1, peak, training=False) == pytest.approx(1 / 4)
 
 
-def test_the_shares_of_a_known_device_follow_from_its_peak() -> None:
+def test_utilization_of_a_known_device() -> None:
     peak = find_peak("cuda:0, NVIDIA H200", "bf16")
     assert peak is not None
     cost = [LayerCost(flops=1e9, inputs=10, outputs=20, weights=5)]
@@ -75,7 +75,7 @@ def test_the_shares_of_a_known_device_follow_from_its_peak() -> None:
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu, 1 thread", "bf16"), ("cuda:0, NVIDIA H200", "fp32")])
-def test_an_unknown_peak_gives_no_share_and_says_so(device: str, precision: str) -> None:
+def test_unknown_peak_gives_no_utilization_and_a_note(device: str, precision: str) -> None:
     found = utilization([LayerCost(1e9, 1, 1, 1)], 1, 1.0, device, precision, training=True)
     assert found["roofline_fraction"] is None
     assert found["flop_utilization"] is None

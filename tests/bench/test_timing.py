@@ -22,13 +22,13 @@ class _Batches:
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95, 99, 100])
-def test_percentiles_are_numpys(percent: float) -> None:
+def test_percentile_equals_numpy(percent: float) -> None:
     values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6]
     assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
     assert percentile([2.5], percent) == 2.5
 
 
-def test_warm_up_counts_in_no_window_and_steps_follow_each_other() -> None:
+def test_warmup_steps_are_excluded_from_windows() -> None:
     done: list[int] = []
     device = Cpu()
     timer = StepTimer(device)
@@ -43,7 +43,7 @@ def test_warm_up_counts_in_no_window_and_steps_follow_each_other() -> None:
     assert len(timer._times) == 2 * 5 * 3  # input and forward of every step in a window
 
 
-def test_a_window_without_a_number_of_steps_is_bounded() -> None:
+def test_automatic_window_has_at_most_max_steps() -> None:
     done: list[int] = []
     device = Cpu()
     measure(
@@ -56,7 +56,7 @@ def test_a_window_without_a_number_of_steps_is_bounded() -> None:
     assert len(done) <= 1 + 2 + 5 * MAX_STEPS
 
 
-def test_the_split_of_a_step_is_the_mean_over_all_steps() -> None:
+def test_part_times_are_means_over_all_steps() -> None:
     timer = StepTimer(Cpu())
     timer._times += [("forward", lambda: 1.0), ("forward", lambda: 3.0), ("input", lambda: 0.5)]
     parts_s = timer.seconds(2)
@@ -70,7 +70,7 @@ class _Unclocked(Cpu):
     kind = "mps"
 
 
-def test_parts_of_a_device_without_a_clock_are_unknown_not_zero() -> None:
+def test_part_times_are_none_on_devices_without_timing() -> None:
     timer = StepTimer(_Unclocked())
     with timer.annotate("forward"):
         pass
@@ -79,7 +79,7 @@ def test_parts_of_a_device_without_a_clock_are_unknown_not_zero() -> None:
     assert step_ms["median"] == 1.0
 
 
-def test_a_process_grows_older() -> None:
+def test_process_age_increases() -> None:
     first = process_age_s()
     second = process_age_s()
     assert first is not None and second is not None

@@ -45,7 +45,7 @@ def test_short_options_reach_the_recipe_and_the_run_directory(tmp_path: Path) ->
     assert (tmp_path / "here" / "report.html").is_file()
 
 
-def test_json_on_stdout_is_one_object_a_line_with_the_summary_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_on_stdout_is_one_object_per_line_with_the_summary_last(capsys: pytest.CaptureFixture[str]) -> None:
     _run([*SHORT, "--json"])
     kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
     assert kinds[0] == "attempt"
@@ -53,7 +53,7 @@ def test_json_on_stdout_is_one_object_a_line_with_the_summary_last(capsys: pytes
     assert kinds.count("summary") == 1
 
 
-def test_quiet_prints_the_result_and_where_the_report_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_the_result_and_the_report_path(capsys: pytest.CaptureFixture[str]) -> None:
     _run([*SHORT, "--quiet"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
@@ -61,7 +61,7 @@ def test_quiet_prints_the_result_and_where_the_report_is(capsys: pytest.CaptureF
     assert str(Path("runs/quickstart/1/report.html")) in lines[0]
 
 
-def test_resuming_a_finished_run_says_so_and_ends_with_0(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_prints_a_note_and_exits_0(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "events.jsonl").read_bytes()
     _run([*SHORT, "--out", str(run), "--resume"])
     out = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_resuming_a_finished_run_says_so_and_ends_with_0(run: Path, capsys: pyte
     assert (run / "events.jsonl").read_bytes() == before
 
 
-def test_eval_prints_the_score_the_run_ended_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_prints_the_final_metric_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     _run(["eval", "--json", str(run)])
     (score,) = json.loads(capsys.readouterr().out)
@@ -84,13 +84,13 @@ def test_eval_prints_the_score_the_run_ended_with(run: Path, capsys: pytest.Capt
     assert values[:3] == ["3", "raw", f"{100 * summary['value']:.2f}"]
 
 
-def test_eval_of_averaged_weights_that_do_not_exist_ends_with_4(run: Path) -> None:
+def test_eval_of_missing_ema_weights_exits_4(run: Path) -> None:
     before = sorted(run.rglob("*"))
     _run(["eval", str(run), "--ema"], code=4)
     assert sorted(run.rglob("*")) == before
 
 
-def test_predict_prints_classes_with_scores_that_add_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_class_scores_that_sum_to_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("images").mkdir()
     for number in range(3):
         Image.new("L", (20, 30), color=80 * number).save(f"images/{number}.png")
@@ -106,7 +106,7 @@ def test_predict_prints_classes_with_scores_that_add_up(run: Path, capsys: pytes
     assert lines[1].split()[:2] == ["images/1.png", predictions[1]["classes"][0]["name"]]
 
 
-def test_report_goes_beside_the_run_or_where_it_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_command_writes_to_out_and_compares_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (run / "report.html").read_text()
     _run(["report", str(run), "--out", "deep/page.html"])
     assert Path("deep/page.html").read_text() == page
@@ -115,19 +115,19 @@ def test_report_goes_beside_the_run_or_where_it_is_told(run: Path, capsys: pytes
     assert "comparison.html" in capsys.readouterr().out
 
 
-def test_a_report_that_cannot_be_written_ends_with_6(run: Path) -> None:
+def test_report_that_cannot_be_written_exits_6(run: Path) -> None:
     Path("file").touch()
     _run(["report", str(run), "--out", "file/page.html"], code=6)
 
 
-def test_a_second_run_in_the_same_folder_is_refused_without_resume(run: Path) -> None:
+def test_second_run_in_the_same_directory_without_resume_is_an_error(run: Path) -> None:
     before = (run / "events.jsonl").read_bytes()
     _run([*SHORT, "--out", str(run)], code=2)
     assert (run / "events.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("epochs", ["1000000", "0.0000125"])
-def test_any_number_of_epochs_reaches_the_recipe(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_very_large_and_very_small_numbers_of_epochs(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
     _run([*SHORT[:2], "--epochs", epochs, "--dry-run", "1", "--quiet", "--set", "schedule.warmup=0%"])
     assert capsys.readouterr().out
 
@@ -140,7 +140,7 @@ def _train_into(stdout: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("stdout", ["> /dev/full", "> >(head -1)"])
-def test_a_run_goes_on_when_its_screen_is_gone(stdout: str) -> None:
+def test_run_continues_if_stdout_fails(stdout: str) -> None:
     done = _train_into(stdout, PYTHONIOENCODING="ascii")
     assert (done.stderr, done.returncode) == ("", 0)
     assert json.loads(Path("run/summary.json").read_text())["steps"] == 3

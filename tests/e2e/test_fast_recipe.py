@@ -49,7 +49,7 @@ def bits(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("stop_at", [3, 8])
-def test_stopped_and_resumed_equals_the_run_left_alone(tmp_path: Path, stop_at: int) -> None:
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, stop_at: int) -> None:
     reconv.train("cifar10-fast", out=tmp_path / "whole", overrides=given(), device="cpu")
 
     def stop(event: Event) -> None:
@@ -64,7 +64,7 @@ def test_stopped_and_resumed_equals_the_run_left_alone(tmp_path: Path, stop_at: 
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
 
 
-def test_images_on_the_device_train_the_weights_that_images_on_the_host_do(tmp_path: Path) -> None:
+def test_images_on_device_and_host_train_the_same_weights(tmp_path: Path) -> None:
     for where in ("off", "device"):
         overrides = given(data__preload=where, length="4step")
         reconv.train("cifar10-fast", out=tmp_path / where, overrides=overrides, device="cpu")
@@ -73,7 +73,7 @@ def test_images_on_the_device_train_the_weights_that_images_on_the_host_do(tmp_p
     assert [name for name in host if not torch.equal(host[name], device[name])] == []
 
 
-def test_the_whitening_is_said_saved_and_not_trained(tmp_path: Path) -> None:
+def test_whitening_is_logged_saved_and_not_trained(tmp_path: Path) -> None:
     notes: list[str] = []
 
     def listen(event: Event) -> None:
@@ -91,7 +91,7 @@ def test_the_whitening_is_said_saved_and_not_trained(tmp_path: Path) -> None:
     assert "optimizer/momentum.whitening.weight" not in long
 
 
-def test_evaluate_and_training_average_the_same_views(tmp_path: Path) -> None:
+def test_evaluate_and_training_use_the_same_tta_views(tmp_path: Path) -> None:
     results = {}
     for tta in ("none", "flip-translate"):
         run = reconv.train("cifar10-fast", out=tmp_path / tta, overrides=given(evaluate__tta=tta), device="cpu")

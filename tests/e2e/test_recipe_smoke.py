@@ -86,7 +86,7 @@ NUM_PARTS = 4  # so that the cores of a test run share the work
 
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_a_small_copy_of_each_distinct_preset_trains(part: int, tmp_path: Path) -> None:
+def test_small_copy_of_each_distinct_preset_trains(part: int, tmp_path: Path) -> None:
     assert len(distinct()) > 30
     for names in distinct()[part::NUM_PARTS]:
         events: list[Event] = []

@@ -84,7 +84,7 @@ def told(outcome: Outcome) -> list[BadImageSkipped]:
     return [e for e in latest_by_step(read_events(outcome.folder.events)) if isinstance(e, BadImageSkipped)]
 
 
-def test_a_run_with_bad_images_lists_each_once_and_marks_its_metric(damaged: Path, tmp_path: Path) -> None:
+def test_bad_images_are_listed_once_and_excluded_from_the_metric(damaged: Path, tmp_path: Path) -> None:
     outcome = run(damaged, tmp_path / "run")
     events = read_events(outcome.folder.events)
     bad = [e for e in events if isinstance(e, BadImageSkipped)]
@@ -118,7 +118,7 @@ def test_resume_with_bad_images_equals_the_uninterrupted_run(damaged: Path, tmp_
     assert [a.from_step for a in attempts] == [0, stop_at]
 
 
-def test_a_run_stopped_by_a_bad_image_goes_on_when_told_to_bear_it(damaged: Path, tmp_path: Path) -> None:
+def test_run_stopped_by_a_bad_image_can_resume_with_skip(damaged: Path, tmp_path: Path) -> None:
     whole = run(damaged, tmp_path / "whole")
     with pytest.raises(DataError) as caught:
         run(damaged, tmp_path / "parts", data__bad_images="stop")
@@ -126,7 +126,7 @@ def test_a_run_stopped_by_a_bad_image_goes_on_when_told_to_bear_it(damaged: Path
     assert_same_bits(whole, run(damaged, tmp_path / "parts", resume=True))
 
 
-def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: Path) -> None:
+def test_repaired_dataset_can_resume_with_stop(damaged: Path, tmp_path: Path) -> None:
     good = (damaged / "val/dog/01.png").read_bytes()
 
     def stop(event: Event) -> None:
@@ -146,7 +146,7 @@ def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: P
     assert [(e.num_samples, e.skipped) for e in (scored[0], scored[-1])] == [(7, 1), (8, 0)]
 
 
-def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
+def test_bad_image_count_continues_after_resume(damaged: Path, tmp_path: Path) -> None:
     """Two are borne: the third ends the run, and one that was resumed after them has not forgotten."""
     met: list[BadImageSkipped] = []
 
@@ -163,7 +163,7 @@ def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
         run(damaged, tmp_path / "run", resume=True, data__bad_images="skip up to 2")
 
 
-def test_evaluating_a_run_leaves_the_same_images_out_and_says_so(damaged: Path, tmp_path: Path) -> None:
+def test_evaluate_skips_the_same_images_and_logs_them(damaged: Path, tmp_path: Path) -> None:
     outcome = run(damaged, tmp_path / "run")
     said: list[str] = []
     [result] = reconv.evaluate(outcome.folder.path, log=said.append)

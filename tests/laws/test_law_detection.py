@@ -57,7 +57,7 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [1, 4])
-def test_a_detection_run_stopped_and_resumed_equals_the_run_left_alone(train: Train, stop_at: int) -> None:
+def test_resumed_detection_run_equals_uninterrupted_run(train: Train, stop_at: int) -> None:
     settings = {"ema__decay": 0.9, "evaluate__every": "3step", "batch__micro": 8}
     whole = train("whole", **settings)
 
@@ -74,7 +74,7 @@ def test_a_detection_run_stopped_and_resumed_equals_the_run_left_alone(train: Tr
 
 
 @pytest.mark.parametrize("micro", [4, 8])
-def test_ordered_reduction_gives_a_detector_the_same_bits_for_every_split(train: Train, micro: int) -> None:
+def test_ordered_reduction_of_a_detector_is_bitwise_equal_for_every_split(train: Train, micro: int) -> None:
     one = train("one", parallel__reduce="ordered", batch__micro=12)
     assert_same_bits(one, train("split", parallel__reduce="ordered", batch__micro=micro))
 

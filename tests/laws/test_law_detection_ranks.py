@@ -49,7 +49,7 @@ def evaluations(outcome: Outcome) -> list[EvalFinished]:
     return [event for event in read_events(outcome.folder.events) if isinstance(event, EvalFinished)]
 
 
-def test_a_detector_learns_and_scores_the_same_on_1_2_3_and_4_ranks() -> None:
+def test_detector_trains_and_evaluates_the_same_on_1_2_3_and_4_ranks() -> None:
     settings = {**SHORT, "parallel.reduce": "ordered"}
     one = trained(1, settings)
     alone = evaluations(one)

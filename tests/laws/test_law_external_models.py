@@ -46,7 +46,7 @@ def get_model(name: str, num_classes: int, in_channels: int) -> nn.Module:
     return nn.Sequential(*body, nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, num_classes))
 
 
-def test_an_interrupted_run_of_a_network_with_random_layers_ends_with_the_same_bits(
+def test_resumed_run_of_an_external_model_with_dropout_equals_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = types.ModuleType("torchvision")

@@ -35,14 +35,14 @@ def test_fast_reduction_agrees_to_1e_12_in_fp64(train: Train, micro: int) -> Non
     assert max((one[n].double() - split[n].double()).abs().max().item() for n in one) < 1e-12
 
 
-def test_uneven_last_group_keeps_the_law(train: Train) -> None:
+def test_ordered_reduction_with_an_uneven_last_group(train: Train) -> None:
     settings = {**SHORT, "batch.size": "50", "batch.group": "16", "parallel.reduce": "ordered"}  # 16, 16, 18
     one = train("one", {**settings, "batch.micro": "50"}).bits()
     split = train("split", {**settings, "batch.micro": "16"}).bits()
     assert [name for name in one if not torch.equal(one[name], split[name])] == []
 
 
-def test_groups_change_the_mathematics(train: Train) -> None:
+def test_group_size_changes_the_result(train: Train) -> None:
     """The law above would hold vacuously if groups did nothing."""
     one = train("one", {**SHORT, "batch.group": "all"}).bits()
     other = train("other", {**SHORT, "batch.group": "15"}).bits()

@@ -44,7 +44,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop-tf"])
-def test_state_divided_over_ranks_gives_the_checkpoint_of_one_process(train: Train, kind: str) -> None:
+def test_sharded_optimizer_saves_the_checkpoint_of_one_process(train: Train, kind: str) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
     folder = Path.cwd() / f"divided-{kind}"
@@ -52,7 +52,7 @@ def test_state_divided_over_ranks_gives_the_checkpoint_of_one_process(train: Tra
     assert differing(whole, Outcome(folder, {})) == []
 
 
-def test_a_divided_run_goes_on_with_another_number_of_ranks(train: Train) -> None:
+def test_sharded_run_resumes_on_another_number_of_ranks(train: Train) -> None:
     divided = {**SHORT, "memory.shard_optimizer": "true"}
     whole = train("whole", {**SHORT, "length": "6step"})
     folder = str(Path.cwd() / "moved")
@@ -66,14 +66,14 @@ def test_a_divided_run_goes_on_with_another_number_of_ranks(train: Train) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop"])
-def test_state_on_the_host_gives_the_same_bits(train: Train, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizer_offload_is_bitwise_equal(train: Train, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
     monkeypatch.setattr(optimizer_module, "_OFFLOAD_CHUNK_BYTES", 10_000)
     assert differing(whole, train("host", {**settings, "memory.offload_optimizer": "true"})) == []
 
 
-def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
+def test_offloaded_optimizer_state_is_not_on_the_device() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     optimizer = build_optimizer(OptimizerConfig(), model)
     before = {name: tensor.data_ptr() for name, tensor in optimizer.state_dict().items()}
@@ -86,7 +86,7 @@ def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
     assert all(tensor.data_ptr() != before[name] for name, tensor in optimizer.state_dict().items())
 
 
-def test_shares_are_whole_parameters_and_even() -> None:
+def test_shards_are_whole_parameters_and_balanced() -> None:
     sizes = {f"p{i}": size for i, size in enumerate([100, 60, 50, 40, 30, 20, 1, 1])}
     owner = shard_owners(sizes, 3)
     loads = [sum(size for name, size in sizes.items() if owner[name] == rank) for rank in range(3)]
@@ -102,6 +102,6 @@ def test_shares_are_whole_parameters_and_even() -> None:
         {"memory.activation_checkpointing": "all", "engine.compile": "on"},
     ],
 )
-def test_what_cannot_be_or_does_nothing_is_refused(settings: dict[str, str]) -> None:
+def test_invalid_memory_settings_are_an_error(settings: dict[str, str]) -> None:
     with pytest.raises(RecipeError, match="memory"):
         load("quickstart", [(field, value, "--set") for field, value in settings.items()])

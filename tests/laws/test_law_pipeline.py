@@ -60,7 +60,7 @@ def told(outcome: Outcome) -> list[object]:
 
 
 @pytest.mark.parametrize(("schedule", "cut"), [("1f1b", TWO), ("sequential", TWO), ("gpipe", THREE)])
-def test_a_pipeline_gives_the_bits_of_one_process(schedule: str, cut: dict[str, str]) -> None:
+def test_pipeline_equals_one_process_bitwise(schedule: str, cut: dict[str, str]) -> None:
     """Micro-batches add their gradients in the same order, and what other parts add is zero."""
     one = trained(1, SHORT, "one")
     several = trained(
@@ -70,7 +70,7 @@ def test_a_pipeline_gives_the_bits_of_one_process(schedule: str, cut: dict[str, 
     assert told(one) == told(several)
 
 
-def test_two_pipelines_side_by_side_agree_to_1e_12_in_fp64() -> None:
+def test_two_pipeline_replicas_agree_to_1e_12_in_fp64() -> None:
     settings = {**SHORT, "precision.mode": "fp64", "batch.micro": "16", "batch.size": "64"}
     one, several = trained(1, settings, "one"), trained(4, {**settings, **TWO}, "several")
     ours, theirs = one.bits(), several.bits()
@@ -79,7 +79,7 @@ def test_two_pipelines_side_by_side_agree_to_1e_12_in_fp64() -> None:
 
 
 @pytest.mark.slow
-def test_a_network_with_auxiliary_heads_sends_tuples() -> None:
+def test_pipeline_of_a_model_with_auxiliary_heads() -> None:
     settings = {
         **SHORT,
         "model.name": "googlenet",
@@ -99,7 +99,7 @@ def test_a_network_with_auxiliary_heads_sends_tuples() -> None:
 
 
 @pytest.mark.parametrize("splits", ["[]", "[stem]"])
-def test_missing_or_unknown_splits_are_refused_with_those_there_are_and_a_balanced_one(splits: str) -> None:
+def test_missing_or_unknown_splits_are_an_error_with_a_suggestion(splits: str) -> None:
     given = [("parallel.pipeline_stages", "2", "--set"), ("parallel.pipeline_splits", splits, "--set")]
     [error] = in_ranks(2, refused, given)[:1]
     assert "layer1.0, layer2.0, layer3.0, head" in error and "--set 'parallel.pipeline_splits=[layer2.0]'" in error
@@ -113,7 +113,7 @@ def refused(given: list[tuple[str, str, str]]) -> str:
     return ""
 
 
-def test_parts_are_balanced_by_work_and_hold_every_stage_once() -> None:
+def test_balanced_splits_cover_every_stage_once() -> None:
     with torch.device("meta"):
         model = build_model("resnet34")
     work = stage_flops(model, (3, 224, 224))
@@ -133,7 +133,7 @@ def test_parts_are_balanced_by_work_and_hold_every_stage_once() -> None:
         TWO,
     ],
 )
-def test_what_a_pipeline_cannot_do_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
+def test_settings_incompatible_with_pipelines_are_an_error(settings: dict[str, str], tmp_path: Path) -> None:
     given = [(field, value, "--set") for field, value in settings.items()]
     with pytest.raises(RecipeError, match="pipeline"):
         reconv.train("quickstart", overrides=given, out=tmp_path / "refused")

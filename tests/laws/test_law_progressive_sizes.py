@@ -47,7 +47,7 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
     assert any("4 px, 6 px from step 3, 8 px from step 7" in line for line in plan.lines)
 
 
-def test_sizes_change_what_is_learnt(train: Train) -> None:
+def test_progressive_sizes_change_the_result(train: Train) -> None:
     grown = train("grown", GROWING)
     fixed = train("fixed", {name: value for name, value in GROWING.items() if name != "augment.progressive_resizing"})
     assert any(not tensor.equal(fixed.bits()[name]) for name, tensor in grown.bits().items())

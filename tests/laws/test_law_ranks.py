@@ -92,12 +92,12 @@ def test_fast_reduction_gives_the_first_loss_of_one_rank() -> None:
 
 
 @pytest.mark.parametrize(("size", "group"), [(3, "all"), (4, "25")])
-def test_a_group_spread_over_ranks_is_the_group_on_one_rank(size: int, group: str) -> None:
+def test_group_spanning_ranks_equals_the_group_on_one_rank(size: int, group: str) -> None:
     settings = {**LONGER_IN_FP64, "batch.size": "50", "batch.group": group, "batch.micro": "auto"}
     assert 0 < largest_difference(trained(1, settings), trained(size, settings)) < 1e-12
 
 
-def test_gradients_compressed_to_bf16_are_near_and_not_the_same() -> None:
+def test_bf16_gradient_compression_is_close_but_not_equal() -> None:
     one = trained(1, SHORT)
     several = trained(2, {**SHORT, "parallel.gradient_compression": "bf16", "parallel.bucket_cap_mb": "0.05"})
     assert losses(several)[-1] == pytest.approx(losses(one)[-1], rel=0.05)

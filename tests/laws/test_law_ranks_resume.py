@@ -39,7 +39,7 @@ def resume_here(out: str, settings: dict[str, str]) -> int:
     return reconv.train("quickstart", out=out, overrides=given, resume=True).exit_code
 
 
-def test_a_run_stopped_on_four_ranks_in_mid_epoch_ends_on_two_as_if_nothing_had_happened() -> None:
+def test_run_stopped_on_4_ranks_and_resumed_on_2_equals_uninterrupted_run() -> None:
     whole = trained(1, ORDERED)
     folder = Path.cwd() / "changed"
     assert in_ranks(4, train_until_signalled, str(folder), ORDERED, 3) == [75] * 4
@@ -53,7 +53,7 @@ def test_a_run_stopped_on_four_ranks_in_mid_epoch_ends_on_two_as_if_nothing_had_
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
 
 
-def test_evaluation_and_its_pictures_do_not_depend_on_the_number_of_ranks() -> None:
+def test_evaluation_and_report_images_do_not_depend_on_the_number_of_ranks() -> None:
     settings = {
         **ORDERED,
         "length": "1step",
@@ -90,7 +90,7 @@ def told(outcome: Outcome) -> list[Event]:
     return [event for event in events if isinstance(event, BadImageSkipped)]
 
 
-def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
+def test_bad_images_are_skipped_and_counted_as_on_one_rank() -> None:
     pictures_with_bad_ones(Path.cwd() / "images")
     settings = {
         **ORDERED,

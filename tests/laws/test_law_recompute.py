@@ -28,9 +28,7 @@ def notes(outcome: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize(("wish", "mode"), [("all", "fp32"), ("auto", "bf16-all"), ("[layer2, stem]", "fp32")])
-def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything(
-    train: Train, wish: str, mode: str
-) -> None:
+def test_activation_checkpointing_is_bitwise_equal(train: Train, wish: str, mode: str) -> None:
     settings = {**SHORT, "precision.mode": mode}
     kept = train("kept", settings)
     again = train("again", {**settings, "memory.activation_checkpointing": wish})
@@ -47,7 +45,7 @@ def test_checkpoint_segments_on_one_device_are_recomputed(train: Train) -> None:
     assert "4 of 5 stages (stem, layer1.0, layer2.0, layer3.0) in 2 segments" in said
 
 
-def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> None:
+def test_dropout_and_drop_connect_are_recomputed_identically(train: Train) -> None:
     settings = {
         **SHORT,
         "length": "2step",
@@ -82,9 +80,7 @@ class Hungry:
         return self.plain(model, images)
 
 
-def test_a_step_that_does_not_fit_is_halved_to_groups_and_done_again(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_is_retried_with_smaller_micro_batches_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "parallel.reduce": "fast"}
     expected = train("expected", {**settings, "batch.micro": "16"})
     hungry = Hungry(16)
@@ -98,7 +94,9 @@ def test_a_step_that_does_not_fit_is_halved_to_groups_and_done_again(
     assert hungry.passes == 2 + 6 * 4
 
 
-def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_in_the_second_micro_batch_does_not_change_the_result(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first of two micro-batches is through, its gradients and statistics are there, when the second fails."""
     settings = {**SHORT, "data.subset_percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
     settings["save.every"] = "2step"
@@ -109,7 +107,7 @@ def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monk
     assert late.passes == 2 + 2 * 4
 
 
-def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halved_micro_batch_is_kept_on_resume(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "parallel.reduce": "fast", "schedule.name": "constant", "batch.micro": "auto"}
     expected = train("expected", {**settings, "batch.micro": "16"})
     hungry = Hungry(16)
@@ -121,7 +119,7 @@ def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeyp
     assert any("uses micro-batches of 16 samples: as before the resume" in line for line in plans(found)[-1])
 
 
-def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_groups_are_not_split_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     hungry = Hungry(15)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
     with pytest.raises(ResourceError, match="a batch norm group of 16 images does not fit") as caught:
@@ -130,7 +128,7 @@ def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> No
     assert hungry.passes == 3
 
 
-def test_a_size_that_a_person_gave_is_not_changed(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_micro_batch_is_not_changed_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     hungry = Hungry(16)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
     with pytest.raises(ResourceError, match="micro-batches of 32 images do not fit") as caught:

@@ -88,7 +88,7 @@ for line in sys.stdin:
 NUM_KILLS = 12
 
 
-def test_sigkills_at_random_moments_end_with_the_bits_of_a_run_left_alone(train: Train, tmp_path: Path) -> None:
+def test_run_killed_at_random_moments_equals_uninterrupted_run(train: Train, tmp_path: Path) -> None:
     """Real processes, killed at random moments of start, steps, evaluation and saves, until one may finish."""
     settings = {**EVERYTHING, "length": "200step", "data.subset_percent": "50", "save.every": "2step"}
     whole = train("whole", settings)
@@ -151,7 +151,7 @@ def _exit_code(fork_server: subprocess.Popen[str]) -> int:
     return int(fork_server.stdout.readline())
 
 
-def test_a_torn_newest_checkpoint_is_passed_over_and_said(train: Train, tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_skipped_with_a_note(train: Train, tmp_path: Path) -> None:
     whole = train("whole", EVERYTHING)
     part = train("part", {**EVERYTHING, "length": "1ep"})
     file = part.checkpoint / "optimizer.safetensors"
@@ -162,13 +162,13 @@ def test_a_torn_newest_checkpoint_is_passed_over_and_said(train: Train, tmp_path
     assert any("using an older one" in text and part.checkpoint.name in text for text in notes), notes
 
 
-def test_nothing_to_resume_starts_afresh_and_says_so(train: Train) -> None:
+def test_resume_without_a_run_starts_a_new_one_with_a_note(train: Train) -> None:
     run = train("fresh", {**EVERYTHING, "length": "1ep"}, resume=True)
     notes = [e.text for e in read_events(run.folder.events) if isinstance(e, LogMessage)]
     assert any("starting a new one" in text for text in notes), notes
 
 
-def test_a_finished_run_is_left_alone(train: Train) -> None:
+def test_resuming_a_finished_run_changes_nothing(train: Train) -> None:
     first = train("run", {**EVERYTHING, "length": "1ep"})
     before = first.folder.events.read_bytes()
     again = train("run", {**EVERYTHING, "length": "1ep"}, resume=True)
@@ -176,7 +176,7 @@ def test_a_finished_run_is_left_alone(train: Train) -> None:
     assert again.folder.events.read_bytes() == before
 
 
-def test_a_finished_run_can_be_extended_and_says_so(train: Train) -> None:
+def test_finished_run_can_be_extended(train: Train) -> None:
     train("run", {**EVERYTHING, "length": "1ep"})
     longer = train("run", EVERYTHING, resume=True)
     assert longer.summary["steps"] == longer.summary["total_steps"] == 10
@@ -184,7 +184,7 @@ def test_a_finished_run_can_be_extended_and_says_so(train: Train) -> None:
     assert any("1ep -> 2ep" in text for text in notes), notes
 
 
-def test_a_changed_recipe_is_refused_with_every_difference(train: Train) -> None:
+def test_resume_with_a_changed_recipe_is_an_error_listing_all_differences(train: Train) -> None:
     train("run", {**EVERYTHING, "length": "1ep"})
     with pytest.raises(RecipeError) as refusal:
         train("run", {**EVERYTHING, "length": "1ep", "seed": "3", "batch.size": "32"}, resume=True)
@@ -192,7 +192,7 @@ def test_a_changed_recipe_is_refused_with_every_difference(train: Train) -> None
     assert refusal.value.code == 2
 
 
-def test_an_extended_run_that_is_killed_goes_on(train: Train, tmp_path: Path) -> None:
+def test_killed_extended_run_can_be_resumed(train: Train, tmp_path: Path) -> None:
     """The summary of the shorter run must not make the longer one look finished."""
     whole = train("whole", EVERYTHING)
     train("run", {**EVERYTHING, "length": "1ep"})
@@ -211,7 +211,7 @@ def test_an_extended_run_that_is_killed_goes_on(train: Train, tmp_path: Path) ->
     assert [a.from_step for a in attempts] == [0, 5, 9]
 
 
-def test_an_attempt_begins_without_the_summary_of_an_earlier_one(train: Train, tmp_path: Path) -> None:
+def test_new_attempt_deletes_the_previous_summary(train: Train, tmp_path: Path) -> None:
     train("run", {**EVERYTHING, "length": "1ep"})
     there: list[bool] = []
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
@@ -226,7 +226,7 @@ def test_an_attempt_begins_without_the_summary_of_an_earlier_one(train: Train, t
 
 
 @pytest.mark.parametrize("stop_at", [5, 10])
-def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tmp_path: Path, stop_at: int) -> None:
+def test_evaluation_interrupted_by_a_signal_runs_after_resume(train: Train, tmp_path: Path, stop_at: int) -> None:
     """Also during the last one: exit 75, and the resumed run evaluates before anything else."""
     settings = {**EVERYTHING, "log.every": "1step", "evaluate.batch_size": "36"}
     whole = train("whole", settings)
@@ -245,7 +245,7 @@ def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tm
     assert resumed.summary["value"] == whole.summary["value"]
 
 
-def test_a_run_that_goes_on_knows_where_its_data_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_remembers_its_data_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cifar(tmp_path / "data" / "cifar-10-batches-bin")
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
     tiny = {

@@ -29,7 +29,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_stop_and_resume_equals_uninterrupted_run_under(kind: str, train: Train, tmp_path: Path) -> None:
+def test_stop_and_resume_equals_uninterrupted_run_with(kind: str, train: Train, tmp_path: Path) -> None:
     settings = {**EVERYTHING, **KINDS[kind], "loss.label_smoothing": "0.1", "loss.smooth_over": "other-classes"}
     settings |= {"log.every": "1step", "engine.channels_last": "on"}
     whole = train("whole", settings)

@@ -52,7 +52,7 @@ def test_stop_and_resume_equals_uninterrupted_run_in(mode: str, train: Train, tm
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-def test_a_saved_run_is_scored_with_the_numbers_of_its_training_in(mode: str, train: Train) -> None:
+def test_evaluate_reproduces_the_metrics_of_training_in(mode: str, train: Train) -> None:
     run = train("whole", {**EVERYTHING, **SHORT, **MODES[mode], "evaluate.every": "4step"})
     during = {e.weights: e.metrics for e in read_events(run.folder.events) if isinstance(e, EvalFinished)}
     assert set(during) == {"raw", "ema"}

@@ -70,7 +70,7 @@ def test_the_validation_loss_is_not_smoothed(smooth_over: SmoothOver) -> None:
     assert metrics.compute()["loss"] == pytest.approx(plain / 3, rel=1e-12)
 
 
-def test_smoothing_that_makes_the_correct_class_the_least_likely_is_refused() -> None:
+def test_label_smoothing_that_inverts_the_targets_is_an_error() -> None:
     assert ClassificationTask(2, 0.5, "other-classes").loss(torch.zeros(3, 5), example_batch()).loss.isfinite()
     with pytest.raises(RecipeError, match=r"label_smoothing 0\.6"):
         ClassificationTask(2, 0.6, "other-classes")
@@ -146,6 +146,6 @@ def test_auxiliary_heads_of_torchvision_models_count_0_3_each(
 
 
 @pytest.mark.parametrize("outputs_type", [tuple, list, lambda pair: Boxes(*pair), lambda pair: {"out": pair[0]}])
-def test_outputs_of_another_type_are_refused(outputs_type: type) -> None:
+def test_outputs_of_another_type_are_an_error(outputs_type: type) -> None:
     with pytest.raises(UsageError, match="logits"):
         ClassificationTask(10).loss(outputs_type([torch.zeros(4, 10), torch.zeros(4, 10)]), image_batch(4))

@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_keeps_averages_scores_and_tells_the_checkpoints_of_its_last_epochs(run: Path) -> None:
+def test_run_keeps_averages_and_evaluates_its_last_checkpoints(run: Path) -> None:
     assert_is(run / "averaged.safetensors", weighted_by_hand(run, {10: 1, 15: 1, 20: 1}))
     assert not (run / "checkpoints/step-000000005").exists()
     summary = json.loads((run / "summary.json").read_text())
@@ -80,7 +80,7 @@ def test_a_run_keeps_averages_scores_and_tells_the_checkpoints_of_its_last_epoch
     assert raw.weights == "raw" and raw.metrics["loss"] != again.metrics["loss"]
 
 
-def test_an_interrupted_run_averages_the_same_checkpoints_to_the_same_bits(run: Path, tmp_path: Path) -> None:
+def test_resumed_run_averages_the_same_checkpoints_bitwise(run: Path, tmp_path: Path) -> None:
     """The checkpoint that the signal had saved, at step 13, is in the window and must not count."""
 
     def stop(event: Event) -> None:
@@ -96,7 +96,7 @@ def test_an_interrupted_run_averages_the_same_checkpoints_to_the_same_bits(run: 
     assert (tmp_path / "run/averaged.safetensors").read_bytes() == (run / "averaged.safetensors").read_bytes()
 
 
-def test_the_command_averages_part_of_them_with_falling_shares(run: Path, tmp_path: Path) -> None:
+def test_average_command_with_exponential_weights(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "two.safetensors"
     before = (run / "averaged.safetensors").read_bytes()
     words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.25", "--out", str(target)]
@@ -111,20 +111,20 @@ def test_the_command_averages_part_of_them_with_falling_shares(run: Path, tmp_pa
     assert scored.num_samples == 360
 
 
-def test_the_command_makes_what_the_run_itself_made(run: Path, tmp_path: Path) -> None:
+def test_average_command_equals_the_average_of_the_run(run: Path, tmp_path: Path) -> None:
     result = average(run, last="3ep", out=tmp_path / "again.safetensors")
     assert result.steps == (10, 15, 20)
     assert result.path.read_bytes() == (run / "averaged.safetensors").read_bytes()
 
 
-def test_a_run_that_averages_exponentially_runs_the_recursion_over_its_checkpoints(tmp_path: Path) -> None:
+def test_exponential_average_is_the_ema_recursion_over_checkpoints(tmp_path: Path) -> None:
     train(tmp_path / "run", checkpoint_average__mode="exponential", checkpoint_average__decay="0.75")
     first, second, third = (weighted_by_hand(tmp_path / "run", {step: 1.0}) for step in (10, 15, 20))
     value = {n: 0.75 * (0.75 * first[n] + 0.25 * second[n]) + 0.25 * third[n] for n in first}
     assert_is(tmp_path / "run/averaged.safetensors", value)
 
 
-def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
+def test_ema_weights_can_be_averaged(tmp_path: Path) -> None:
     train(tmp_path / "run", length="2ep", ema__decay="0.9", checkpoint_average__last="off")
     raw = average(tmp_path / "run", out=tmp_path / "raw.safetensors").path.read_bytes()
     ema = average(tmp_path / "run", weights="ema", out=tmp_path / "ema.safetensors").path.read_bytes()
@@ -133,7 +133,7 @@ def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
         reconv.evaluate(tmp_path / "run", weights="averaged")
 
 
-def test_a_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
     train(tmp_path / "run", length="2ep")
     file = tmp_path / "run/checkpoints/step-000000005/model.safetensors"
     content = bytearray(file.read_bytes())
@@ -146,6 +146,6 @@ def test_a_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", ["3min", "0ep", "five", "5"])
-def test_a_length_that_means_nothing_here_is_refused(run: Path, last: str) -> None:
+def test_invalid_averaging_window_is_an_error(run: Path, last: str) -> None:
     with pytest.raises(UsageError, match="--last"):
         average(run, last=last)

@@ -64,7 +64,7 @@ class SlowDisk:
             self._went_on.set()
 
 
-def test_what_is_written_is_the_state_at_the_save_though_weights_went_on_changing(
+def test_background_save_writes_the_state_at_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain, beside = Path.cwd() / "plain", Path.cwd() / "beside"
@@ -105,7 +105,7 @@ def die_in_a_write(out: str, settings: dict[str, str]) -> None:
     reconv.train("quickstart", out=out, overrides=given(settings), on_event=disk.observe)
 
 
-def test_a_kill_during_a_background_write_leaves_the_checkpoint_before_it_and_the_same_end() -> None:
+def test_kill_during_a_background_save_resumes_from_the_previous_checkpoint() -> None:
     plain, killed = Path.cwd() / "plain", Path.cwd() / "killed"
     reconv.train("quickstart", out=plain, overrides=given(TINY))
     [(process, _)] = start(1, die_in_a_write, str(killed), TINY)
@@ -120,7 +120,7 @@ def test_a_kill_during_a_background_write_leaves_the_checkpoint_before_it_and_th
 
 
 @pytest.mark.parametrize(("save_every", "last_step"), [("2step", 6), ("6step", 6)])
-def test_a_write_that_fails_ends_the_run_with_the_code_of_a_lack_of_resources(save_every: str, last_step: int) -> None:
+def test_failed_save_ends_the_run_with_a_resource_error(save_every: str, last_step: int) -> None:
     out = Path.cwd() / "run"
 
     def spoil(event: Event) -> None:
@@ -134,7 +134,7 @@ def test_a_write_that_fails_ends_the_run_with_the_code_of_a_lack_of_resources(sa
     assert ended.exit_code == ExitCode.RESOURCES and ended.step <= last_step
 
 
-def test_a_second_write_waits_for_the_first_and_errors_are_heard_once() -> None:
+def test_second_write_waits_for_the_first_and_errors_are_raised_once() -> None:
     writer, goes_on, order = AsyncWriter(), threading.Event(), []
 
     def first() -> str:
@@ -157,7 +157,7 @@ def test_a_second_write_waits_for_the_first_and_errors_are_heard_once() -> None:
     assert order == ["first", "heard written", "second"]
 
 
-def test_an_error_of_the_last_write_is_a_note_to_the_error_that_ends_the_run() -> None:
+def test_error_of_the_last_write_is_added_as_a_note() -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 

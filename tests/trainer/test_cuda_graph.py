@@ -53,7 +53,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_launched_steps_end_with_the_weights_of_plain_ones(name: str, precision: str) -> None:
+def test_replayed_steps_equal_eager_steps(name: str, precision: str) -> None:
     """Rates and the average's share fall with the step and dropout hashes it: a frozen number would show."""
     plain, recorded = (Parts(precision, optimizer=OPTIMIZERS[name], dropout=0.5) for _ in range(2))
     recorder = Repeats()
@@ -70,14 +70,14 @@ def test_launched_steps_end_with_the_weights_of_plain_ones(name: str, precision:
         assert [n for n in ours if not torch.equal(ours[n], theirs[n])] == []
 
 
-def test_what_a_launch_returned_is_not_overwritten_by_the_next() -> None:
+def test_results_are_not_overwritten_by_the_next_replay() -> None:
     graphed = replace(Parts().step, graphs=StepGraphs(Repeats()))
     results = [graphed(step, [batch(first=8 * step)]) for step in range(WARMUP_STEPS + 3)]
     assert len({float(result.loss) for result in results}) == len(results)
     assert {f.name for f in fields(StepResult)} == {"loss", "weight", "metrics", "grad_norm", "ok"}
 
 
-def test_each_kind_of_batch_has_a_recording_of_its_own() -> None:
+def test_each_batch_shape_has_its_own_graph() -> None:
     recorder = Repeats()
     graphed = replace(Parts().step, graphs=StepGraphs(recorder))
     whole = batch()
@@ -89,7 +89,7 @@ def test_each_kind_of_batch_has_a_recording_of_its_own() -> None:
     assert recorder.num_launched == 4
 
 
-def test_beyond_the_last_recording_steps_are_plain() -> None:
+def test_steps_beyond_max_graphs_run_eagerly() -> None:
     recorder = Repeats()
     graphed = replace(Parts().step, graphs=StepGraphs(recorder))
     for rows in range(2, 2 + MAX_GRAPHS + 2):

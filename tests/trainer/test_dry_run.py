@@ -32,7 +32,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_dry_run_does_its_steps_and_leaves_nothing_behind(temporary: Path) -> None:
+def test_dry_run_leaves_no_files(temporary: Path) -> None:
     short = [*GIVEN, ("length", "2step", "--set"), ("schedule.warmup", "1step", "--set")]
     reconv.train("quickstart", overrides=short)
     before = _contents(Path())
@@ -45,7 +45,7 @@ def test_a_dry_run_does_its_steps_and_leaves_nothing_behind(temporary: Path) -> 
     assert list(temporary.glob("reconv-*")) == []  # torch keeps compiled code there too
 
 
-def test_a_dry_run_takes_the_steps_that_the_whole_run_would_take_first() -> None:
+def test_dry_run_equals_the_first_steps_of_the_run() -> None:
     def losses(events: list[Event]) -> list[float]:
         return [e.loss for e in events if isinstance(e, TrainProgress)]
 
@@ -59,7 +59,7 @@ def test_a_dry_run_takes_the_steps_that_the_whole_run_would_take_first() -> None
     assert losses(dry) == losses(real)[:4]
 
 
-def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
+def test_dry_run_estimates_time_and_disk_space() -> None:
     seen: list[Event] = []
     result = dry_run("quickstart", steps=8, overrides=GIVEN, on_event=seen.append)
     [plan] = [e for e in seen if isinstance(e, RunPlanned)]
@@ -87,21 +87,21 @@ def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
         ({"checkpoint_average.last": "3ep", "save.keep_at": "[4ep, 8ep]"}, 2 + 1 + 2 + 3),
     ],
 )
-def test_a_dry_run_counts_the_checkpoints_that_an_average_keeps(given: dict[str, str], num_kept: int) -> None:
+def test_dry_run_counts_checkpoints_kept_for_averaging(given: dict[str, str], num_kept: int) -> None:
     settings = [*GIVEN, *((field, value, "--set") for field, value in given.items())]
     result = dry_run("quickstart", steps=1, overrides=settings)
     assert result.checkpoint_bytes is not None
     assert result.estimated_disk_bytes == num_kept * result.checkpoint_bytes
 
 
-def test_too_few_steps_give_no_speed_and_say_so() -> None:
+def test_too_few_steps_give_a_note_and_no_throughput() -> None:
     result = dry_run("quickstart", steps=2, overrides=GIVEN)
     assert result.images_per_s is None
     assert result.estimated_s is None
     assert any("too few steps" in note for note in result.notes)
 
 
-def test_records_are_not_written_by_a_dry_run() -> None:
+def test_dry_run_disables_loggers() -> None:
     seen: list[Event] = []
     dry_run("quickstart", steps=2, overrides=[*GIVEN, ("loggers", "wandb,csv", "--set")], on_event=seen.append)
     assert not any(isinstance(e, LogMessage) and e.level == "warning" for e in seen)
@@ -134,9 +134,7 @@ def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, l
         ),
     ],
 )
-def test_several_processes_rehearse_together_and_only_the_first_has_anything_to_say(
-    temporary: Path, settings: dict[str, str], words: str
-) -> None:
+def test_dry_run_on_several_ranks_logs_on_rank_0_only(temporary: Path, settings: dict[str, str], words: str) -> None:
     first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.num_threads": "1"})
     assert first[0] == second[0] and first[0].steps == 5 and first[0].images_per_s is not None
     assert any(words in line for line in first[1])
@@ -152,9 +150,7 @@ def _run(words: list[str], code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
-    temporary: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compile_only_neither_evaluates_nor_saves(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Event] = []
     dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
     assert {e.kind for e in seen} <= {"attempt", "plan", "train", "image", "end", "message", "data_wait"}
@@ -172,14 +168,12 @@ def test_a_dry_run_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("words", [["--resume"], ["--profile", "1,2"], ["--compile-only"]])
-def test_options_that_a_dry_run_could_only_ignore_are_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_incompatible_with_dry_run_are_an_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     _run(["train", "quickstart", "--dry-run", "3", *words], code=2)
     assert "cannot be combined" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["5-8", "1,2,3", "a,b", ""])
-def test_a_range_of_steps_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_profile_range_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["train", "quickstart", "--profile", text], code=2)
     assert "--profile" in capsys.readouterr().err

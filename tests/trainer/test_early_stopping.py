@@ -43,11 +43,11 @@ def train(
         (EarlyStopping(target=0.9, patience=1), [0.3, 0.2], True),
     ],
 )
-def test_the_rules_end_a_run_exactly_when_they_should(rule: EarlyStopping, values: list[float], ends: bool) -> None:
+def test_early_stopping_rules(rule: EarlyStopping, values: list[float], ends: bool) -> None:
     assert bool(rule.reason("top1", values)) is ends
 
 
-def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: Path) -> None:
+def test_patience_ends_the_run_with_exit_code_0_and_a_reason(tmp_path: Path) -> None:
     result = train(tmp_path / "run", STILL)
     summary = result.summary
     assert result.exit_code == summary["exit_code"] == 0
@@ -63,7 +63,7 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     assert "It stopped early at step 15 of 40" in (tmp_path / "run/report.html").read_text()
 
 
-def test_resuming_a_run_that_ended_early_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_an_early_stopped_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run", STILL)
     before = (tmp_path / "run/events.jsonl").read_bytes()
     again = train(tmp_path / "run", STILL, resume=True)
@@ -75,7 +75,7 @@ def test_resuming_a_run_that_ended_early_does_nothing(tmp_path: Path, capsys: py
     assert end.value.code == 0
 
 
-def test_a_target_ends_the_run_at_the_evaluation_that_reaches_it(tmp_path: Path) -> None:
+def test_run_ends_at_the_evaluation_that_reaches_the_target(tmp_path: Path) -> None:
     result = train(tmp_path / "run", {**SMALL, "early_stopping.target": "0.3", "checkpoint_average.last": "2ep"})
     summary = result.summary
     assert summary["best"] >= 0.3 and "early_stopping.target 0.3" in summary["stopped_early"]
@@ -84,7 +84,7 @@ def test_a_target_ends_the_run_at_the_evaluation_that_reaches_it(tmp_path: Path)
     assert summary["averaged"]["steps"] == [summary["steps"] - 5, summary["steps"]]
 
 
-def test_an_interrupted_run_ends_early_at_the_same_step_with_the_same_bits(tmp_path: Path) -> None:
+def test_resumed_run_stops_early_at_the_same_step_with_the_same_bits(tmp_path: Path) -> None:
     settings = {**SMALL, "early_stopping.target": "0.3", "log.every": "1step"}
     whole = train(tmp_path / "whole", settings)
     last = int(whole.summary["steps"])
@@ -105,7 +105,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_with_the_same_bits(tmp_p
     assert len(a) > 30 and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_run_killed_between_its_last_save_and_its_summary_ends_where_it_was(tmp_path: Path) -> None:
+def test_run_killed_before_its_summary_ends_at_the_same_step_after_resume(tmp_path: Path) -> None:
     train(tmp_path / "run", STILL)
     (tmp_path / "run/summary.json").unlink()
     assert not RunDir(tmp_path / "run").is_finished()
@@ -114,7 +114,7 @@ def test_a_run_killed_between_its_last_save_and_its_summary_ends_where_it_was(tm
     assert "early_stopping.patience 2" in resumed.summary["stopped_early"]
 
 
-def test_patience_that_runs_out_only_at_the_end_is_no_early_end(tmp_path: Path) -> None:
+def test_patience_exhausted_at_the_last_step_is_not_early_stopping(tmp_path: Path) -> None:
     result = train(tmp_path / "run", {**STILL, "length": "3ep"})
     assert result.summary["stopped_early"] is None
     assert result.summary["steps"] == result.summary["total_steps"] == 15

@@ -23,7 +23,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return reconv.train("quickstart", out=tmp_path_factory.mktemp("runs") / "run", overrides=given)
 
 
-def test_a_run_that_scores_a_part_says_so_and_judges_nothing_by_it(result: RunResult) -> None:
+def test_partial_evaluation_is_marked_and_not_compared_with_expect(result: RunResult) -> None:
     summary = result.summary
     assert summary["steps"] == 5  # an epoch of 320 samples
     assert (summary["partial"], summary["num_samples"]) == (True, 50)
@@ -34,7 +34,7 @@ def test_a_run_that_scores_a_part_says_so_and_judges_nothing_by_it(result: RunRe
     assert "partial: 50 validation images" in (result.folder / "report.html").read_text()
 
 
-def test_eval_scores_the_whole_set_unless_told_otherwise(result: RunResult) -> None:
+def test_evaluate_uses_the_whole_set_by_default(result: RunResult) -> None:
     [whole] = reconv.evaluate(result.folder)
     assert (whole.partial, whole.num_samples) == (False, 360)
     [some] = reconv.evaluate(result.folder, samples=50)
@@ -46,7 +46,9 @@ def test_eval_scores_the_whole_set_unless_told_otherwise(result: RunResult) -> N
         reconv.evaluate(result.folder, samples=50, all=True)
 
 
-def test_the_verb_marks_a_partial_score(result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_command_marks_a_partial_evaluation(
+    result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "scores.json"
     for words_typed in ([], ["--json", str(out)]):
         with pytest.raises(SystemExit) as end:

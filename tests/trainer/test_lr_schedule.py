@@ -58,13 +58,13 @@ def test_steps_and_milestones_count_from_the_start_of_the_run() -> None:
     assert (rates[49], rates[50], rates[79], rates[80]) == (1.0, 0.5, 0.5, 0.25)
 
 
-def test_exponential_loses_its_factor_an_epoch() -> None:
+def test_exponential_decays_by_gamma_per_epoch() -> None:
     rates = curve("exponential", gamma=0.5, warmup_steps=10)
     assert rates[20] == pytest.approx(0.5)
     assert rates[15] == pytest.approx(0.5**0.5)
 
 
-def test_a_rate_that_moves_once_an_epoch_is_that_of_the_epochs_first_step() -> None:
+def test_epoch_interval_uses_the_rate_of_the_first_step_of_the_epoch() -> None:
     by_step, by_epoch = curve("cosine", warmup_steps=20), curve("cosine", warmup_steps=20, tick_steps=10)
     assert by_epoch[20:] == [by_step[step - step % 10] for step in range(20, 100)]
     assert by_epoch[:20] == [0.5] * 10 + [1.0] * 10
@@ -74,13 +74,13 @@ def test_warm_up_by_epochs_over_part_of_an_epoch_does_not_pass_the_peak() -> Non
     assert max(curve("constant", warmup_steps=15, tick_steps=10)) == 1.0
 
 
-def test_a_horizon_before_the_end_leaves_the_end_value() -> None:
+def test_rate_stays_at_the_end_value_after_the_horizon() -> None:
     rates = curve("polynomial", end_steps=50, end_lr=0.25)
     assert rates[25] == pytest.approx(0.25 + 0.75 / 4)
     assert set(rates[50:]) == {0.25}
 
 
-def test_constant_stays() -> None:
+def test_constant_schedule_does_not_change() -> None:
     assert set(curve("constant")) == {1.0}
 
 

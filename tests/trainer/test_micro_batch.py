@@ -74,7 +74,7 @@ def on_small(job: PreparedRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tu
 
 
 @pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 256), (16_000_000, 128), (1000, 64)])
-def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int, micro: int) -> None:
+def test_micro_batch_on_cpu_fits_the_available_memory(tmp_path: Path, free_bytes: int, micro: int) -> None:
     job = prepared(LARGE)
     assert job.plan.micro_batch == 256
     found = choose_micro_batch(job, machine_with(tmp_path, free_bytes)).plan
@@ -93,7 +93,7 @@ def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int
         (75, 64, [256, 128, *[64] * 8]),
     ],
 )
-def test_a_device_that_says_when_it_is_full_is_tried(
+def test_micro_batch_is_tried_on_devices_that_raise_oom(
     most: int, micro: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, device = on_small(prepared(LARGE), most, monkeypatch)
@@ -111,7 +111,7 @@ def test_a_device_that_says_when_it_is_full_is_tried(
         {"batch.size": "64", "batch.group": "16"},  # the plan takes all at once already
     ],
 )
-def test_nothing_is_tried_where_nothing_is_open(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_micro_batch_is_not_tried(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     job, device = on_small(prepared(settings), 10**6, monkeypatch)
     assert choose_micro_batch(job) is job
     assert device.tried == []
@@ -125,11 +125,11 @@ def chosen_on_rank(most: int) -> tuple[int, list[int]]:
         return choose_micro_batch(run).plan.micro_batch, sorted(set(device.tried))
 
 
-def test_all_processes_take_what_fits_the_smallest() -> None:
+def test_all_ranks_use_the_smallest_micro_batch() -> None:
     assert in_ranks(2, chosen_on_rank, 700) == [(256, [256, 512])] * 2
 
 
-def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> None:
+def test_chosen_micro_batch_is_saved_and_can_change_on_resume() -> None:
     settings = {
         "batch.size": "1024",
         "batch.group": "128",
@@ -157,9 +157,7 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
         (12, 12, 12, [12]),
     ],
 )
-def test_the_largest_that_fits_is_found_upwards_and_downwards(
-    start: int, most: int, found: int, tried: list[int]
-) -> None:
+def test_largest_that_fits_searches_up_and_down(start: int, most: int, found: int, tried: list[int]) -> None:
     asked: list[int] = []
 
     def fits(size: int) -> bool:
@@ -171,7 +169,7 @@ def test_the_largest_that_fits_is_found_upwards_and_downwards(
 
 
 @pytest.mark.parametrize(("tried", "left"), [(2, 1), (3, 1), (4, 2), (6, 3), (9, 3), (15, 5), (16, 8)])
-def test_halves_divide_what_was_tried(tried: int, left: int) -> None:
+def test_halved_micro_batch_divides_the_previous_one(tried: int, left: int) -> None:
     size = MicroBatchSize(tried)
     size.halve(tried)
     assert size.max_groups == left

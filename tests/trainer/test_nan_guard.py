@@ -35,7 +35,7 @@ def result(loss: float, ok: bool) -> StepResult:
 NAN = float("nan")
 
 
-def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> None:
+def test_non_finite_step_raises_one_step_later_with_step_and_samples() -> None:
     guard, events = make_guard("stop")
     guard.add(0, result(1.0, True), [batch(first=0)])
     guard.add(1, result(NAN, False), [batch(first=8)])
@@ -49,7 +49,7 @@ def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> No
     assert (event.step, event.action, event.samples) == (2, "stop", tuple(range(8, 16)))
 
 
-def test_bad_steps_are_skipped_within_the_budget_and_then_stop() -> None:
+def test_non_finite_steps_are_skipped_up_to_max_skipped() -> None:
     guard, events = make_guard("skip", max_skipped=2)
     for step in range(2):
         guard.add(step, result(NAN, False), [batch()])
@@ -69,7 +69,7 @@ def test_flush_checks_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("loss,scale,stops", [(1.0, 1024.0, False), (NAN, 1024.0, True), (1.0, 1.0, True)])
-def test_an_overflow_is_tolerated_while_a_dynamic_loss_scale_can_still_fall(
+def test_overflow_is_tolerated_while_the_dynamic_loss_scale_can_decrease(
     loss: float, scale: float, stops: bool
 ) -> None:
     guard, _ = make_guard("stop", scale=scale)

@@ -48,7 +48,7 @@ def _notes(run: Path) -> list[str]:
     return [e.text for e in read_events(run / "events.jsonl") if isinstance(e, LogMessage)]
 
 
-def test_a_traced_run_ends_with_bitwise_the_weights_of_one_that_is_not() -> None:
+def test_profiling_does_not_change_the_weights() -> None:
     plain, traced = _train("plain", "off"), _train("traced", "[3, 5]")
     parts = sorted(path.name for path in (plain / "checkpoints/step-000000008").glob("*.safetensors"))
     assert parts == ["ema.safetensors", "model.safetensors", "optimizer.safetensors"]
@@ -61,14 +61,14 @@ def test_a_traced_run_ends_with_bitwise_the_weights_of_one_that_is_not() -> None
     assert not (plain / "traces").exists()
 
 
-def test_a_trace_holds_the_steps_of_its_range_both_ends_included() -> None:
+def test_trace_contains_the_steps_of_its_inclusive_range() -> None:
     run = _train("run", "[3, 5]")
     assert sorted(path.name for path in (run / "traces").iterdir()) == ["steps-3-5.json", "steps-3-5.txt"]
     # Two micro-batches a step: three steps have six forward and backward passes.
     assert _spans(run / "traces/steps-3-5.json") == {"data wait": 3, "forward": 6, "backward": 6, "optimizer": 3}
 
 
-def test_the_table_names_the_parts_of_a_step_and_its_operators_and_is_in_the_report() -> None:
+def test_profile_table_has_step_parts_and_operators() -> None:
     run = _train("run", "[4, 4]")
     [note] = [text for text in _notes(run) if "trace" in text]
     assert note.startswith("step 4: ")
@@ -84,7 +84,7 @@ def test_the_table_names_the_parts_of_a_step_and_its_operators_and_is_in_the_rep
     assert sum(times) == pytest.approx(whole, abs=0.05)
 
 
-def test_a_run_stopped_inside_the_range_leaves_what_was_traced_and_a_resume_traces_the_rest() -> None:
+def test_stop_inside_the_profile_range_writes_a_trace_and_resume_the_rest() -> None:
     with pytest.raises(PreemptedError):
         _train("run", "[3, 7]", stop_at=4)
     assert _spans(Path("run/traces/steps-3-4.json"))["optimizer"] == 2
@@ -92,7 +92,7 @@ def test_a_run_stopped_inside_the_range_leaves_what_was_traced_and_a_resume_trac
     assert _spans(run / "traces/steps-5-7.json")["optimizer"] == 3
 
 
-def test_a_range_that_a_resume_is_past_is_said() -> None:
+def test_profile_range_before_the_resume_step_is_a_warning() -> None:
     with pytest.raises(PreemptedError):
         _train("run", "off", stop_at=5)
     run = _train("run", "[2, 3]", resume=True)
@@ -100,7 +100,7 @@ def test_a_range_that_a_resume_is_past_is_said() -> None:
     assert not (run / "traces").exists()
 
 
-def test_a_range_beyond_the_end_is_refused_before_anything_is_made() -> None:
+def test_profile_range_beyond_the_end_is_an_error() -> None:
     with pytest.raises(UsageError, match="step 9 cannot be profiled"):
         _train("run", "[7, 9]")
     assert list(Path().iterdir()) == []

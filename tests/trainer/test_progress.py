@@ -34,7 +34,7 @@ def resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def test_the_memory_told_is_what_the_system_counted_meanwhile(tmp_path: Path) -> None:
+def test_logged_memory_is_the_resident_set_size(tmp_path: Path) -> None:
     seen: list[Event] = []
     before = resident_bytes()
     summary = train(tmp_path / "run", seen).summary
@@ -46,13 +46,13 @@ def test_the_memory_told_is_what_the_system_counted_meanwhile(tmp_path: Path) ->
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"] >= told[-1]
 
 
-def test_the_number_of_parameters_is_that_of_the_network(tmp_path: Path) -> None:
+def test_summary_has_the_number_of_parameters(tmp_path: Path) -> None:
     result = train(tmp_path / "run", **{"evaluate.every": "off", "model.name": "resnet8_cifar"})
     network = build_model("resnet8_cifar", num_classes=10, in_channels=1)
     assert result.summary["num_parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_time_and_images_of_a_run_are_those_that_passed(tmp_path: Path) -> None:
+def test_summary_has_wall_time_and_number_of_images(tmp_path: Path) -> None:
     begin_s = time.perf_counter()
     summary = train(tmp_path / "run", length="6step").summary
     passed_s = time.perf_counter() - begin_s
@@ -62,7 +62,7 @@ def test_time_and_images_of_a_run_are_those_that_passed(tmp_path: Path) -> None:
     assert summary["compute_images_per_s"] >= summary["images_per_s"] >= 3 * 64 / passed_s
 
 
-def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_path: Path) -> None:
+def test_training_top1_is_a_fraction_of_the_batch_and_increases(tmp_path: Path) -> None:
     seen: list[Event] = []
     train(tmp_path / "run", seen, length="40step", **{"evaluate.every": "off", "batch.size": "64"})
     top1 = [event.metrics["top1"] for event in seen if isinstance(event, TrainProgress)]
@@ -71,7 +71,7 @@ def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_p
     assert sum(top1[-10:]) > 2 * sum(top1[:10])
 
 
-def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_path: Path) -> None:
+def test_run_without_evaluation_can_be_evaluated_later(tmp_path: Path) -> None:
     seen: list[Event] = []
     result = train(tmp_path / "run", seen, **{"evaluate.every": "off"})
     assert not any(isinstance(event, EvalFinished) for event in seen)
@@ -83,12 +83,12 @@ def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_pa
     assert [file.read_bytes() for file in weights] == before
 
 
-def test_the_batch_of_evaluation_is_its_own_and_changes_no_count(tmp_path: Path) -> None:
+def test_metric_does_not_depend_on_the_evaluation_batch_size(tmp_path: Path) -> None:
     scores = [train(tmp_path / size, **{"evaluate.batch_size": size}).summary["value"] for size in ("7", "360")]
     assert scores[0] == scores[1] is not None
 
 
-def test_channels_last_lays_the_weights_out_so_and_learns_the_same(tmp_path: Path) -> None:
+def test_channels_last_changes_the_memory_format_and_not_the_losses(tmp_path: Path) -> None:
     losses = {}
     for wish in ("on", "off"):
         recipe = load("quickstart", [("engine.channels_last", wish, "--set")]).recipe
@@ -108,7 +108,7 @@ def _kernels_as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_kernels_as_before")
-def test_deterministic_kernels_are_on_in_the_run_that_asks_and_off_in_the_next(tmp_path: Path) -> None:
+def test_deterministic_algorithms_are_reset_for_the_next_run(tmp_path: Path) -> None:
     seen: list[bool] = []
     for number, wanted in enumerate(("true", "false")):
         reconv.train(
@@ -122,7 +122,7 @@ def test_deterministic_kernels_are_on_in_the_run_that_asks_and_off_in_the_next(t
     assert seen == [True] * 4 + [False] * 4
 
 
-def test_data_is_found_where_the_variable_says_and_an_option_wins_over_it(
+def test_data_option_takes_precedence_over_the_data_dir_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from PIL import Image

@@ -37,7 +37,7 @@ def check(found: np.ndarray, formula: Callable[[int], float]) -> None:
 
 
 @pytest.mark.parametrize(("epochs", "batch", "base", "warmup"), [(90, 2048, 2.048, 8), (250, 4096, 4.096, 16)])
-def test_nvidias_cosine_moves_once_an_epoch_from_the_end_of_warm_up(epochs, batch, base, warmup) -> None:
+def test_nvidias_cosine_changes_once_per_epoch_after_warm_up(epochs, batch, base, warmup) -> None:
     found, per_epoch, total = rates(
         f"{epochs}ep", batch, name="cosine", lr=0.256, base_batch_size=256, warmup=f"{warmup}ep", interval="epoch"
     )
@@ -65,7 +65,7 @@ def test_nvidias_cosine_with_an_end_rate_stays_above_it() -> None:
     check(found, formula)
 
 
-def test_nvidias_linear_falls_once_an_epoch() -> None:
+def test_nvidias_linear_decays_once_per_epoch() -> None:
     found, per_epoch, _ = rates("90ep", 1024, name="linear", lr=1.024, warmup="8ep", interval="epoch")
 
     def formula(i: int) -> float:
@@ -95,7 +95,7 @@ def test_nvidias_unused_exponential_ends_at_a_thousandth() -> None:
 
 
 @pytest.mark.parametrize(("gamma", "size", "base"), [(0.1, 30, 0.1), (0.98, 1, 0.36)])
-def test_habanas_step_is_gamma_to_the_whole_periods(gamma, size, base) -> None:
+def test_habanas_step_decays_by_gamma_per_period(gamma, size, base) -> None:
     found, per_epoch, _ = rates("90ep", 2048, name="step", lr=base, gamma=gamma, period=f"{size}ep")
     check(found, lambda i: base * gamma ** ((i // per_epoch) // size))
 
@@ -221,7 +221,7 @@ def test_graphcores_smoke_test_follows_the_formula_at_every_step() -> None:
     check(np.array([learning_rate(plan, step) for step in range(total)]), formula)
 
 
-def test_a_fraction_that_is_no_whole_step_drops_at_the_first_step_past_it() -> None:
+def test_fractional_milestone_drops_at_the_next_step() -> None:
     found, _, total = rates("1ep", 1, 101, name="multistep", lr=1, milestones=["30%", "60%", "90%"], gamma=0.5)
     check(found, lambda i: 0.5 ** sum(i > fraction * total for fraction in (0.3, 0.6, 0.9)))
 
@@ -262,12 +262,12 @@ def test_graphcores_polynomial_falls_from_the_end_of_warm_up(batch, lr, warmup, 
     check(found, lambda i: lr * i / w if i <= w else (lr - 1e-4) * (1 - (i - w) / (total - w)) ** 2 + 1e-4)
 
 
-def test_an_end_ratio_is_a_share_of_the_peak() -> None:
+def test_end_lr_ratio_is_relative_to_the_peak() -> None:
     found, _, total = rates("20ep", 1024, name="polynomial", lr="2^-10 per image", power=3, end_lr_ratio=1e-5)
     check(found, lambda i: (1 - 1e-5) * (1 - i / total) ** 3 + 1e-5)
 
 
-def test_exponential_loses_its_factor_smoothly_or_in_stairs() -> None:
+def test_exponential_decay_is_smooth_or_staircase() -> None:
     smooth, per_epoch, _ = rates("20ep", 1024, name="exponential", lr=0.256, gamma=0.97, period="2.4ep")
     stairs, _, _ = rates("20ep", 1024, name="exponential", lr=0.256, gamma=0.97, period="2.4ep", staircase=True)
     check(smooth, lambda i: 0.256 * 0.97 ** (i / (2.4 * per_epoch)))
@@ -275,7 +275,7 @@ def test_exponential_loses_its_factor_smoothly_or_in_stairs() -> None:
 
 
 @pytest.mark.parametrize("anneal", ["cosine", "linear"])
-def test_one_cycle_equals_torchs(anneal: str) -> None:
+def test_one_cycle_equals_torch(anneal: str) -> None:
     found, _, total = rates(
         "10ep",
         4096,
@@ -300,7 +300,7 @@ def test_one_cycle_equals_torchs(anneal: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_constant_is_constant_after_either_warm_up() -> None:
+def test_constant_schedule_after_either_warm_up() -> None:
     first, per_epoch, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep")
     zero, _, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep", warmup_from="zero")
     check(first, lambda i: 0.5 * min(1, (i + 1) / per_epoch))

@@ -29,7 +29,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return reconv.train(write_recipe(folder, num_samples="100"), out=folder / "run")
 
 
-def test_a_run_is_judged_by_the_metric_of_its_recipe(result: RunResult) -> None:
+def test_summary_uses_the_metric_of_the_recipe(result: RunResult) -> None:
     [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalFinished)]
     assert result.summary["metric"] == "voc10"
     assert result.summary["value"] == evaluated.metrics["voc10"]
@@ -38,7 +38,7 @@ def test_a_run_is_judged_by_the_metric_of_its_recipe(result: RunResult) -> None:
     assert json.loads((result.folder / "best.json").read_text())["metric"] == "voc10"
 
 
-def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: RunResult) -> None:
+def test_detection_report_and_images_are_from_the_last_evaluation(result: RunResult) -> None:
     findings = json.loads((result.folder / "detection.json").read_text())
     assert (findings["step"], findings["weights"], findings["partial"]) == (4, "raw", False)
     assert findings["num_images"] == 20
@@ -56,7 +56,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
     assert "Ground truth beside prediction" in page and "Detection analysis" in page
 
 
-def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: Path) -> None:
+def test_evaluate_reproduces_the_metrics_of_the_run(result: RunResult, tmp_path: Path) -> None:
     [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalFinished)]
     [again] = reconv.evaluate(result.folder, batch_size=7)
     assert again.metrics == pytest.approx(evaluated.metrics, abs=1e-6)
@@ -65,7 +65,7 @@ def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: 
     assert (some.num_samples, some.partial) == (5, True)
 
 
-def test_the_verb_tells_the_twelve_numbers_one_a_line(
+def test_eval_prints_one_coco_metric_per_line(
     result: RunResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -85,7 +85,7 @@ def test_the_verb_tells_the_twelve_numbers_one_a_line(
     assert "pip install 'reconv[detection]'" in printed.err
 
 
-def test_a_metric_of_coco_without_its_library_is_refused_before_the_run(
+def test_coco_metric_without_pycocotools_is_an_error_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
@@ -122,7 +122,7 @@ class Pictures(DetectionDataset):
         return "test"
 
 
-def test_a_validation_set_without_an_object_to_find_is_refused() -> None:
+def test_validation_set_without_objects_is_an_error() -> None:
     box, far = [[0, 0, 10, 10]], [[20, 20, 30, 30]]
     empty, crowd = make_annotation([], [], 1, 40, 40), make_annotation(box, [0], 2, 40, 40, is_crowd=[True])
     hard, plain = make_annotation(far, [1], 3, 40, 40, difficult=[True]), make_annotation(box, [0], 4, 40, 40)

@@ -19,7 +19,7 @@ def ends(run: Path) -> list[tuple[int, str]]:
     return [(e.exit_code, e.reason) for e in read_events(run / "events.jsonl") if isinstance(e, RunEnded)]
 
 
-def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
+def test_finished_run_logs_run_ended_once(tmp_path: Path) -> None:
     reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN)
     assert ends(tmp_path / "run") == [(ExitCode.OK, "finished")]
 
@@ -33,7 +33,9 @@ def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
         (reconv.errors.DataError("a bad file"), (ExitCode.DATA, "a bad file")),
     ],
 )
-def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseException, end: tuple[int, str]) -> None:
+def test_run_ended_has_the_exit_code_and_reason_of_the_error(
+    tmp_path: Path, error: BaseException, end: tuple[int, str]
+) -> None:
     def fail(event: Event) -> None:
         if isinstance(event, TrainProgress):
             raise error
@@ -45,7 +47,7 @@ def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseExce
     assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "report.html").is_file()
 
 
-def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+def test_failing_to_write_the_summary_does_not_hide_the_error(tmp_path: Path) -> None:
     def fail(event: Event) -> None:
         if isinstance(event, TrainProgress):
             (tmp_path / "run" / "summary.json").mkdir()
@@ -57,7 +59,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
     assert len(ends(tmp_path / "run")) == 1
 
 
-def test_the_first_report_of_the_end_wins(tmp_path: Path) -> None:
+def test_only_the_first_error_is_logged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="what that led to"), TrainingRun.open("quickstart", GIVEN, out="run") as run:
         run.finalizer.log_error(reconv.errors.ResourceError("a process is lost"))
         raise ValueError("what that led to")

@@ -17,7 +17,7 @@ LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]
 
 
 @pytest.mark.parametrize("start", [reconv.train, dry_run, bench_train])
-def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[..., object]) -> None:
+def test_more_devices_than_batch_groups_is_an_error(start: Callable[..., object]) -> None:
     with pytest.raises(RecipeError, match="cannot be divided over 100 devices") as caught:
         start("quickstart", devices=100)
     assert caught.value.then == "use at most 64 devices, or --batch-size 100 or more"
@@ -27,12 +27,12 @@ def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[...,
     ("device", "words"),
     [("cpu", "not enough memory"), ("cuda", r"this machine has \d+ cuda device"), ("cuda:1", "is a single device")],
 )
-def test_more_devices_than_the_machine_has_are_refused(device: str, words: str) -> None:
+def test_more_devices_than_available_is_an_error(device: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         reconv.train("quickstart", overrides=LARGE, device=device, devices=MANY)
 
 
-def test_a_folder_that_holds_a_run_is_refused_as_for_one_process(tmp_path: Path) -> None:
+def test_existing_run_directory_is_an_error_with_several_devices(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("")
     with pytest.raises(UsageError, match="already contains a run"):
         reconv.train("quickstart", out=tmp_path, devices=2)

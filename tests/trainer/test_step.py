@@ -17,7 +17,7 @@ from .conftest import Parts, batch
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
-def test_a_step_that_is_not_finite_changes_no_tensor(poison: float, precision: str) -> None:
+def test_non_finite_step_changes_no_tensor(poison: float, precision: str) -> None:
     parts = Parts(precision)
     dtype = torch.float64 if precision == "fp64" else torch.float32
     clean, bad = batch(), batch(first=8, poison=poison)
@@ -52,7 +52,7 @@ class CountHostReads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_step_reads_nothing_back_to_the_host(precision: str) -> None:
+def test_step_does_not_sync_with_the_host(precision: str) -> None:
     parts = Parts(precision)
     with CountHostReads() as counter:
         for step in range(3):
@@ -63,7 +63,7 @@ def test_a_step_reads_nothing_back_to_the_host(precision: str) -> None:
     assert counter.reads == 1  # the counter can count
 
 
-def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
+def test_loss_is_divided_by_the_weight_of_all_micro_batches() -> None:
     whole, halves = Parts("fp64"), Parts("fp64")
     for parts in (whole, halves):
         parts.model.eval()  # running statistics: a sample's output does not depend on its batch

@@ -9,7 +9,7 @@ import pytest
 from reconv.trainer.stop_signal import StopSignal
 
 
-def test_the_second_ctrl_c_interrupts_also_with_a_sigterm_in_between() -> None:
+def test_second_ctrl_c_interrupts_also_after_a_sigterm() -> None:
     with StopSignal(same_press_s=0) as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
@@ -18,7 +18,7 @@ def test_the_second_ctrl_c_interrupts_also_with_a_sigterm_in_between() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_ctrl_c_that_a_launcher_repeats_at_once_is_one() -> None:
+def test_ctrl_c_repeated_by_a_launcher_counts_once() -> None:
     with StopSignal(same_press_s=60) as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

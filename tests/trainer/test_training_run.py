@@ -35,7 +35,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return made
 
 
-def test_the_plan_is_made_once(plans: list[Plan]) -> None:
+def test_plan_is_made_once(plans: list[Plan]) -> None:
     reconv.train("quickstart", out="run", overrides=SHORT)
     assert len(plans) == 1
     dry_run("quickstart", steps=1, overrides=SHORT)
@@ -89,7 +89,7 @@ def test_a_run_can_be_trained_from_python_with_a_callback() -> None:
         ("profile", [5, 9], "test"),
     ],
 )
-def test_what_cannot_be_set_up_leaves_no_folder(override: tuple[str, object, str]) -> None:
+def test_failed_setup_creates_no_run_directory(override: tuple[str, object, str]) -> None:
     with pytest.raises(ReconvError):
         reconv.train("quickstart", overrides=[*SHORT, override])
     assert list(Path().iterdir()) == []

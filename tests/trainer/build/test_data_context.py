@@ -70,14 +70,14 @@ def trained(data: Path, out: Path, **settings: object) -> tuple[dict[str, object
     return result.summary, last.read_bytes()
 
 
-def test_processes_and_every_type_on_the_bus_give_the_bits_of_threads_and_uint8(pictures: Path, tmp_path: Path) -> None:
+def test_worker_processes_and_transfer_dtypes_equal_threads_and_uint8(pictures: Path, tmp_path: Path) -> None:
     _, expected = trained(pictures, tmp_path / "threads")
     assert trained(pictures, tmp_path / "processes", data__backend="processes")[1] == expected
     for name in ("float16", "bfloat16", "float32"):
         assert trained(pictures, tmp_path / name, data__transfer_dtype=name)[1] == expected
 
 
-def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -> None:
+def test_auto_backend_uses_processes_without_the_native_decoder() -> None:
     chosen = {
         "many images": plan_of(decoder="pillow"),
         "few images": plan_of(decoder="pillow", num_train=9_999),
@@ -98,14 +98,14 @@ def plan_of(
     return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
 
 
-def test_where_worker_processes_cannot_be_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_backend_uses_threads_where_processes_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     for cores in (4, 16):
         _, plan = plan_of(cores=cores, decoder="pillow")
         assert plan.backend == "threads" and plan.workers == min(cores, 8)
 
 
-def test_auto_says_what_it_chose_and_why_not_another() -> None:
+def test_auto_backend_explains_its_choice() -> None:
     _, plan = plan_of()
     [line] = [line for line in plan.lines if line.startswith("data.backend")]
     assert plan.backend == "threads" and "threads" in line and "processes" in line and "GPU's JPEG engine" in line
@@ -124,7 +124,7 @@ def test_auto_says_what_it_chose_and_why_not_another() -> None:
     assert any("4 times the bytes" in line for line in plan.lines)
 
 
-def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
+def test_gpu_decode_fraction_is_in_the_plan_and_kept_on_resume() -> None:
     recipe, plan = plan_of(backend="gpu", gpu_decode_fraction=0.25)
     assert plan.backend == "gpu" and plan.gpu_decode_fraction == 0.25
     assert any("decodes 25% of the training images" in line for line in plan.lines)
@@ -143,14 +143,14 @@ def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
         choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.5)
 
 
-def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
+def test_gpu_backend_without_a_gpu_is_an_error(pictures: Path, tmp_path: Path) -> None:
     for share in ("auto", 0.5):
         with pytest.raises(UsageError, match="cpu cannot decode JPEG") as caught:
             trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
         assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
 
-def test_every_second_of_a_task_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_second_is_counted_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([10.0, 13.0, 19.0, 21.0])
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
 
@@ -161,7 +161,7 @@ def test_every_second_of_a_task_is_counted_once(monkeypatch: pytest.MonkeyPatch)
     assert timed(task) == {"disk": 3.0, "decode": 5.0, "augment": 3.0}
 
 
-def test_stages_add_up_and_nothing_is_counted_outside_a_task() -> None:
+def test_stage_times_add_up_and_only_count_inside_a_task() -> None:
     stages = StageTimes()
     stages.add({"disk": 1.5, "copy": 0.25})
     stages.add({"disk": 0.5})
@@ -179,11 +179,11 @@ def test_stages_add_up_and_nothing_is_counted_outside_a_task() -> None:
         ({"disk": 1.0, "decode": 9.0, "augment": 1.0, "copy": 2.0}, 3.0, "copy"),
     ],
 )
-def test_the_bottleneck_is_what_took_longest(seconds: dict[str, float], wait_s: float, expected: str) -> None:
+def test_bottleneck_is_the_slowest_stage(seconds: dict[str, float], wait_s: float, expected: str) -> None:
     assert slowest_stage(seconds, wait_s) == expected
 
 
-def test_the_advice_fits_the_stage_and_what_is_set_already() -> None:
+def test_advice_depends_on_the_stage_and_the_settings() -> None:
     def said(stage: str, source: str = "folder", **data: object) -> str:
         recipe, plan = plan_of(source, **data)
         return data_wait_advice(stage, recipe, plan, source, num_cores=4)
@@ -215,7 +215,7 @@ def clock_that_waited(share: float) -> RunClock:
     return clock
 
 
-def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
+def test_data_wait_is_logged_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
     for step, hook in ((5, watch.on_evaluate_end), (7, watch.on_evaluate_end), (9, watch.teardown)):
@@ -235,14 +235,14 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     ]
 
 
-def test_a_run_that_hardly_waits_names_no_bottleneck() -> None:
+def test_short_data_wait_names_no_bottleneck() -> None:
     events: list[Event] = []
     waiting(clock_that_waited(0.01), events).log(3)
     assert events == [DataWait(3, 0.01, {"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})]
     assert ConsoleLines(None).lines(events[0]) == []
 
 
-def test_every_run_says_where_the_time_for_data_went(pictures: Path, tmp_path: Path) -> None:
+def test_summary_has_the_data_time_by_stage(pictures: Path, tmp_path: Path) -> None:
     summary, _ = trained(pictures, tmp_path / "run")
     stages = summary["data_stage_s"]
     assert isinstance(stages, dict) and set(stages) == {"disk", "decode", "augment", "copy"}
@@ -270,9 +270,7 @@ def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, co
     assert os.sched_getaffinity(0) == cores
 
 
-def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_folder(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_unavailable_cores_are_an_error_in_dry_run_and_training(pictures: Path, tmp_path: Path) -> None:
     overrides = [
         (name, value, "test") for name, value in {**SMALL, "engine.cpu_affinity": "9000", "length": "1step"}.items()
     ]
@@ -284,6 +282,6 @@ def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_fo
 
 
 @pytest.mark.parametrize("value", ["some", "1-", "-3", "0 1", ""])
-def test_a_list_of_cores_that_is_none_is_refused(value: str) -> None:
+def test_malformed_list_of_cores_is_an_error(value: str) -> None:
     with pytest.raises(Exception, match=r"engine\.cpu_affinity"):
         load("quickstart", [("engine.cpu_affinity", value, "test")])

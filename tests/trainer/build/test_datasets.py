@@ -15,7 +15,7 @@ from reconv.trainer.dry_run import dry_run
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])
-def test_a_folder_for_a_recipe_that_makes_its_own_data_is_refused(tmp_path: Path, recipe: str) -> None:
+def test_data_path_for_a_recipe_with_generated_data_is_an_error(tmp_path: Path, recipe: str) -> None:
     with pytest.raises(UsageError, match="generates its own data and would ignore it") as caught:
         reconv.train(recipe, data=tmp_path, out=tmp_path / "run")
     assert "data.source=auto" in caught.value.then and not (tmp_path / "run").exists()
@@ -23,14 +23,14 @@ def test_a_folder_for_a_recipe_that_makes_its_own_data_is_refused(tmp_path: Path
         dry_run(recipe, steps=1, data=tmp_path)
 
 
-def test_a_run_on_made_up_data_is_not_scored_on_a_folder_it_would_not_read(tmp_path: Path) -> None:
+def test_evaluate_with_a_data_path_the_recipe_ignores_is_an_error(tmp_path: Path) -> None:
     short = [("length", "1step", "--set"), ("schedule.warmup", "0step", "--set"), ("evaluate.every", "off", "--set")]
     run = reconv.train("quickstart", out=tmp_path / "run", overrides=short).folder
     with pytest.raises(UsageError, match="would ignore it"):
         evaluate(run, data=tmp_path)
 
 
-def test_no_other_data_are_shown_than_those_that_were_named(tmp_path: Path) -> None:
+def test_show_batch_with_a_data_path_the_recipe_ignores_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "JPEGImages").mkdir()
     with pytest.raises(UsageError, match="would ignore it"):
@@ -38,12 +38,12 @@ def test_no_other_data_are_shown_than_those_that_were_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("recipe", "model"), [("quickstart", "ssd_resnet34"), ("quickstart-detection", "resnet18")])
-def test_a_rehearsal_refuses_the_network_of_the_other_task_as_training_does(recipe: str, model: str) -> None:
+def test_dry_run_rejects_a_model_of_the_other_task(recipe: str, model: str) -> None:
     with pytest.raises(RecipeError, match="and the task is"):
         dry_run(recipe, steps=1, overrides=[("model.name", model, "--set")])
 
 
-def test_bad_images_are_left_out_of_what_is_shown_where_the_recipe_bears_them(tmp_path: Path) -> None:
+def test_show_batch_skips_bad_images_if_the_recipe_tolerates_them(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("a", "b"):
             folder = tmp_path / split / name

@@ -61,7 +61,7 @@ def weights_file(path: Path, num_classes: int) -> Path:
     return path
 
 
-def test_a_run_says_what_was_kept_new_and_dropped(run: Run, tmp_path: Path) -> None:
+def test_run_logs_loaded_missing_and_unexpected_keys(run: Run, tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     notes = notes_of(run("tuned", model__init=str(file)))
     text = next(note for note in notes if note.startswith("weights from"))
@@ -71,7 +71,7 @@ def test_a_run_says_what_was_kept_new_and_dropped(run: Run, tmp_path: Path) -> N
     assert "initialized from the seed: fc.weight, fc.bias" in notes
 
 
-def test_freezing_trains_a_new_head_and_nothing_else_and_the_checkpoint_is_complete(run: Run, tmp_path: Path) -> None:
+def test_freeze_backbone_trains_only_the_head_and_saves_all_weights(run: Run, tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     folder = run("tuned", model__init=str(file), model__freeze_backbone="true", ema__decay="0.5")
     given = {n.removeprefix("module."): t for n, t in torch.load(file)["state_dict"].items()}
@@ -88,7 +88,7 @@ def test_freezing_trains_a_new_head_and_nothing_else_and_the_checkpoint_is_compl
     assert any("650 parameters are trained (fc.weight, fc.bias)" in note for note in notes_of(folder))
 
 
-def test_a_filter_by_name_trains_what_it_names(run: Run) -> None:
+def test_trainable_pattern_trains_matching_parameters(run: Run) -> None:
     first = run("first")
     folder = run("second", model__init=str(first), model__trainable="[layer3.*, fc.*]")
     before, after = tensors_of(first), tensors_of(folder)
@@ -97,9 +97,7 @@ def test_a_filter_by_name_trains_what_it_names(run: Run) -> None:
     assert "layer3.0.bn1.running_mean" in moved
 
 
-def test_a_frozen_run_resumes_with_the_same_bits_and_without_the_weights_it_started_from(
-    run: Run, tmp_path: Path
-) -> None:
+def test_frozen_run_resumes_bitwise_without_the_initial_weights(run: Run, tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     settings = {"model__init": str(file), "model__freeze_backbone": "true", "ema__decay": "0.9", "log__every": "1step"}
     whole = run("whole", **settings)
@@ -118,7 +116,7 @@ def test_a_frozen_run_resumes_with_the_same_bits_and_without_the_weights_it_star
         assert [name for name in one if not one[name].equal(other[name])] == []
 
 
-def test_a_run_of_a_run_starts_from_its_averaged_weights(run: Run) -> None:
+def test_run_initialized_from_a_run_uses_its_ema_weights(run: Run) -> None:
     first = run("first", ema__decay="0.9")
     tiny_step = {"schedule__lr": "1e-30", "optimizer__weight_decay": "0"}
     second = run("second", model__init=str(first), **tiny_step)
@@ -131,7 +129,7 @@ def test_a_run_of_a_run_starts_from_its_averaged_weights(run: Run) -> None:
 
 
 @pytest.mark.parametrize("padding", ["same", "torch"])
-def test_tensorflow_weights_start_a_run_that_is_told_about_the_padding(run: Run, padding: str) -> None:
+def test_run_initialized_from_tensorflow_weights_logs_the_padding(run: Run, padding: str) -> None:
     settings = {
         "model__name": "resnet50",
         "model__options": f"{{depths: [2, 1, 1], width: 4, padding: {padding}}}",
@@ -149,9 +147,7 @@ def test_tensorflow_weights_start_a_run_that_is_told_about_the_padding(run: Run,
 
 
 @pytest.mark.parametrize("name", ["absent.pth", "absent/model.ckpt-3"])
-def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
-    run: Run, tmp_path: Path, name: str
-) -> None:
+def test_missing_initial_weights_exit_4_and_create_no_run_directory(run: Run, tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="initial weights were not found") as caught:
         run("a", model__init=name)
     assert caught.value.code == ExitCode.CHECKPOINT
@@ -159,9 +155,7 @@ def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "no weights", "no run", "pipe"])
-def test_weights_that_cannot_be_read_leave_no_folder_that_the_next_try_would_meet(
-    run: Run, tmp_path: Path, damage: str
-) -> None:
+def test_unreadable_initial_weights_create_no_run_directory(run: Run, tmp_path: Path, damage: str) -> None:
     good = weights_file(tmp_path / "good.pth", num_classes=10)
     bad = tmp_path / "bad.pth"
     match damage:
@@ -187,7 +181,7 @@ class Folder(SimpleHTTPRequestHandler):
         """Quiet."""
 
 
-def test_an_address_starts_a_run_and_the_next_run_needs_no_server(
+def test_weights_from_a_url_are_cached_for_the_next_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECONV_CACHE", str(tmp_path / "cache"))
@@ -208,7 +202,7 @@ def test_an_address_starts_a_run_and_the_next_run_needs_no_server(
         assert tensor.equal(tensors_of(first)[name]) and tensor.equal(tensors_of(second)[name])
 
 
-def test_the_command_line_starts_and_freezes(tmp_path: Path) -> None:
+def test_init_and_freeze_options(tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     settings = [word for field, value in SHORT.items() for word in ("--set", f"{field}={value}")]
     out = ["train", "quickstart", "--out", str(tmp_path / "run"), "--quiet", *settings]
@@ -219,13 +213,13 @@ def test_the_command_line_starts_and_freezes(tmp_path: Path) -> None:
     assert any("650 parameters are trained" in note for note in notes_of(tmp_path / "run"))
 
 
-def test_weights_without_a_single_matching_name_end_a_run_with_code_4(run: Run, tmp_path: Path) -> None:
+def test_weights_without_matching_names_exit_4(run: Run, tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.ones(3)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="do not match the model"):
         run("a", model__init=str(tmp_path / "w.pth"))
 
 
-def test_contradictions_of_freezing_are_refused(run: Run) -> None:
+def test_contradictory_freeze_settings_are_an_error(run: Run) -> None:
     with pytest.raises(RecipeError, match=r"model\.init"):
         run("a", model__trainable="[fc.*]")
     with pytest.raises(RecipeError, match=r"model\.trainable"):
@@ -235,7 +229,7 @@ def test_contradictions_of_freezing_are_refused(run: Run) -> None:
         run("b", model__trainable="['layr4.*']", model__init=str(first))
 
 
-def test_a_weights_file_of_a_checkpoint_needs_no_recipe(run: Run) -> None:
+def test_weights_file_in_a_checkpoint_needs_no_recipe(run: Run) -> None:
     folder = run("run", ema__decay="0.9")
     checkpoint = CheckpointStore(RunDir(folder).checkpoints).newest().path
     assert checkpoint is not None
@@ -252,7 +246,7 @@ def test_a_weights_file_of_a_checkpoint_needs_no_recipe(run: Run) -> None:
     )
 
 
-def test_weights_of_another_network_are_refused_when_the_rest_would_be_frozen(tmp_path: Path) -> None:
+def test_freezing_with_weights_of_another_model_is_an_error(tmp_path: Path) -> None:
     network = build_model("resnet8_cifar", num_classes=10, in_channels=1)
     few = {name: tensor for name, tensor in network.state_dict().items() if name.startswith(("conv1", "bn1"))}
     safetensors.torch.save_file(few, tmp_path / "few.safetensors")
@@ -265,7 +259,7 @@ def test_weights_of_another_network_are_refused_when_the_rest_would_be_frozen(tm
         )
 
 
-def test_a_decay_rule_that_fits_no_norm_leaves_no_run_directory(tmp_path: Path) -> None:
+def test_decay_rule_that_matches_no_norm_creates_no_run_directory(tmp_path: Path) -> None:
     given = [("model.name", "mobilenet_v2", "--model"), ("optimizer.weight_decay_exclude", "nvidia-by-name", "--set")]
     with pytest.raises(UsageError, match="nvidia-by-name"):
         reconv.train("synthetic", out=tmp_path / "run", overrides=given)

@@ -23,7 +23,7 @@ def recipe(name: str = "cifar10-resnet20", **settings: str):  # type: ignore[no-
     return load(name, given).recipe
 
 
-def test_on_cpu_nothing_is_fused_and_asking_for_it_is_an_error() -> None:
+def test_no_fused_kernels_on_cpu_and_requesting_them_is_an_error() -> None:
     network = build_network(recipe(), 10, open_device("cpu"))
     norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
     assert len(norms) > 5 and not any(isinstance(norm, FusedBatchNorm2d) for norm in norms)
@@ -44,11 +44,11 @@ def test_on_cpu_nothing_is_fused_and_asking_for_it_is_an_error() -> None:
         ({"precision__mode": "bf16", "precision__ops__float32": "[linear]"}, False),
     ],
 )
-def test_on_a_gpu_fused_kernels_are_the_default_with_torchs_own_dtypes(settings: dict[str, str], wanted: bool) -> None:
+def test_fused_kernels_are_the_default_on_gpu_with_native_dtypes(settings: dict[str, str], wanted: bool) -> None:
     assert uses_fused_kernels(recipe(**settings), Gpu()) is wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])
-def test_fused_kernels_contradict_torch_compile_and_emulated_dtypes(other: dict[str, str]) -> None:
+def test_fused_kernels_with_torch_compile_or_emulated_dtypes_are_an_error(other: dict[str, str]) -> None:
     with pytest.raises(RecipeError, match=r"engine\.fused_kernels"):
         recipe(engine__fused_kernels="on", **other)

@@ -39,7 +39,7 @@ def small(**more: object) -> list[Override]:
     return [(field, value, "test") for field, value in values.items()]
 
 
-def test_a_trained_detector_evaluates_to_the_score_of_its_run(tmp_path: Path) -> None:
+def test_evaluating_a_detector_reproduces_the_metric_of_its_run(tmp_path: Path) -> None:
     run = reconv.train("quickstart-detection", out=tmp_path / "run", overrides=small(), device="cpu")
     [score] = reconv.evaluate(run.folder, device="cpu")
     assert score.num_samples == 8
@@ -48,7 +48,7 @@ def test_a_trained_detector_evaluates_to_the_score_of_its_run(tmp_path: Path) ->
     assert {"ap", "ap50", "ar100", "voc07"} <= score.metrics.keys()
 
 
-def test_bare_weights_of_a_detector_tell_their_classes(tmp_path: Path) -> None:
+def test_number_of_classes_is_read_from_detector_weights(tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("extends: quickstart-detection\nmodel: {options: {width: 8, extra_widths: [16, 16, 16]}}\n")
     model = build_model(
@@ -59,13 +59,13 @@ def test_bare_weights_of_a_detector_tell_their_classes(tmp_path: Path) -> None:
     assert len(saved.class_names) == 10
 
 
-def test_a_detection_run_can_be_rehearsed() -> None:
+def test_dry_run_of_a_detector() -> None:
     result = dry_run("quickstart-detection", steps=2, overrides=small(length="9step"), device="cpu")
     assert (result.steps, result.total_steps) == (2, 9)
     assert result.evaluation_s is not None and result.checkpoint_bytes is not None
 
 
-def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) -> None:
+def test_detector_initialized_from_a_classifier_logs_missing_and_unexpected_keys(tmp_path: Path) -> None:
     classifier = build_model("resnet10", num_classes=5, in_channels=1, width=8)
     init_weights(classifier, seed=77)
     file = tmp_path / "classifier.safetensors"
@@ -85,7 +85,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
     assert torch.equal(weights[name], classifier.get_parameter(name))
 
 
-def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
+def test_bench_train_of_a_detector_uses_synthetic_boxes() -> None:
     result = bench_train(
         "quickstart-detection", overrides=small(), device="cpu", config=TimingConfig(windows=5, steps=1, warmup=0)
     )
@@ -103,7 +103,7 @@ def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
         ({"model__options": {"extra_widths": [16, 16, 16], "num_halved": 0}}, "too small for 4 maps"),
     ],
 )
-def test_networks_that_do_not_fit_the_boxes_are_refused_before_a_run(
+def test_models_that_do_not_match_the_anchors_are_an_error_before_training(
     changed: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     given = [*small(data__preprocess__size=32), *((f.replace("__", "."), v, "test") for f, v in changed.items())]
@@ -112,13 +112,13 @@ def test_networks_that_do_not_fit_the_boxes_are_refused_before_a_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_detector_is_no_classifier(tmp_path: Path) -> None:
+def test_detector_for_classification_is_an_error(tmp_path: Path) -> None:
     given: list[Override] = [("model.name", "ssd_resnet34", "test"), ("model.options", {}, "test")]
     with pytest.raises(ReconvError, match="is a detector, and the task is classification"):
         reconv.train("quickstart", out=tmp_path / "run", overrides=given, device="cpu")
 
 
-def test_pictures_with_classes_alone_are_refused_for_detection(tmp_path: Path) -> None:
+def test_dataset_without_boxes_is_an_error_for_detection(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in ("a", "b"):
             folder = tmp_path / "data" / split / name
@@ -129,13 +129,13 @@ def test_pictures_with_classes_alone_are_refused_for_detection(tmp_path: Path) -
         reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
 
 
-def test_the_published_recipe_has_8732_boxes_and_at_512_pixels_more() -> None:
+def test_number_of_anchors_at_300_and_512_pixels() -> None:
     assert build_anchors(load("ssd-resnet34").recipe).shape == (8732, 4)
     larger = load("ssd-resnet34", [("data.preprocess.size", 512, "test")]).recipe
     assert build_anchors(larger).shape == (64**2 * 4 + (32**2 + 16**2 + 8**2) * 6 + (6**2 + 4**2) * 4, 4)
 
 
-def test_a_validation_picture_that_is_damaged_is_left_out_where_the_recipe_bears_it(tmp_path: Path) -> None:
+def test_damaged_validation_image_is_skipped_if_the_recipe_tolerates_it(tmp_path: Path) -> None:
     data = tmp_path / "yolo"
     for split in ("train", "val"):
         for kind in ("images", "labels"):

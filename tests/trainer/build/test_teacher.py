@@ -60,19 +60,19 @@ def bits(folder: Path) -> dict[str, Tensor]:
     return {f"{f.stem}/{n}": t for f in files for n, t in safetensors.torch.load_file(f).items()}
 
 
-def test_a_teacher_of_another_shape_changes_what_is_learned_and_is_told(run: Run, teacher: Path) -> None:
+def test_teacher_changes_training_and_is_logged(run: Run, teacher: Path) -> None:
     plain, taught = run("plain"), run("taught", distill__teacher=str(teacher), distill__alpha="0.9")
     assert any(not t.equal(bits(taught)[name]) for name, t in bits(plain).items())
     notes = [e.text for e in read_events(RunDir(taught).events) if isinstance(e, LogMessage)]
     assert any("resnet14_cifar, ema weights, weight 0.9, temperature 4" in note for note in notes)
 
 
-def test_a_share_of_zero_is_the_run_without_a_teacher(run: Run, teacher: Path) -> None:
+def test_alpha_zero_equals_the_run_without_a_teacher(run: Run, teacher: Path) -> None:
     plain, idle = bits(run("plain")), bits(run("idle", distill__teacher=str(teacher), distill__alpha="0"))
     assert [name for name in plain if not plain[name].equal(idle[name])] == []
 
 
-def test_k_micro_batches_equal_one_batch_under_a_teacher(run: Run, teacher: Path) -> None:
+def test_k_micro_batches_equal_one_batch_with_a_teacher(run: Run, teacher: Path) -> None:
     settings = {"distill__teacher": str(teacher), "parallel__reduce": "ordered"}
     one, split = bits(run("one", batch__micro="60", **settings)), bits(run("split", batch__micro="15", **settings))
     assert [name for name in one if not one[name].equal(split[name])] == []
@@ -81,7 +81,7 @@ def test_k_micro_batches_equal_one_batch_under_a_teacher(run: Run, teacher: Path
     assert max(float((one[n].double() - split[n].double()).abs().max()) for n in one) < 1e-12
 
 
-def test_a_stopped_run_resumes_with_the_same_bits_under_the_same_teacher_only(run: Run, teacher: Path) -> None:
+def test_resume_is_bitwise_and_requires_the_same_teacher(run: Run, teacher: Path) -> None:
     settings = {"distill__teacher": str(newest(teacher) / "model.safetensors")}
     whole = run("whole", **settings)
 
@@ -102,7 +102,7 @@ def test_a_stopped_run_resumes_with_the_same_bits_under_the_same_teacher_only(ru
     assert [name for name in one if not one[name].equal(two[name])] == []
 
 
-def test_a_bare_teacher_needs_its_recipe(run: Run, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_weights_file_needs_a_recipe(run: Run, teacher: Path, tmp_path: Path) -> None:
     file = tmp_path / "teacher.safetensors"
     file.write_bytes((newest(teacher) / "model.safetensors").read_bytes())
     with pytest.raises(UsageError, match=r"distill\.teacher_recipe"):
@@ -115,7 +115,7 @@ def test_a_bare_teacher_needs_its_recipe(run: Run, teacher: Path, tmp_path: Path
     assert [name for name in one if not one[name].equal(two[name])] == []
 
 
-def test_a_teacher_of_other_classes_or_other_images_is_refused(run: Run, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_with_other_classes_or_preprocessing_is_an_error(run: Run, teacher: Path, tmp_path: Path) -> None:
     synthetic = {"data__source": "synthetic", "data__num_samples": "120", "data__num_classes": "4"}
     with pytest.raises(CheckpointError, match=r"(?s)other classes.*10 classes there, 4 here") as caught:
         run("a", distill__teacher=str(teacher), **synthetic)
@@ -129,7 +129,7 @@ def test_a_teacher_of_other_classes_or_other_images_is_refused(run: Run, teacher
         run("d", distill__teacher=str(tmp_path / "absent"))
 
 
-def test_the_teacher_does_not_change(run: Run, teacher: Path) -> None:
+def test_teacher_weights_do_not_change(run: Run, teacher: Path) -> None:
     before = bits(teacher)
     run("student", distill__teacher=str(teacher))
     after = bits(teacher)
