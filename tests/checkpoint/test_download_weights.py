@@ -105,9 +105,9 @@ def test_an_interrupted_download_is_continued(server: Server, tiny: str) -> None
 
 def test_a_file_with_another_hash_is_an_error_and_deleted(server: Server, tiny: str) -> None:
     server.body = BODY[:-1] + b"?"
-    with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as caught:
+    with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as exc_info:
         download_weights(tiny, base_url=server.url)
-    assert caught.value.code == ExitCode.CHECKPOINT
+    assert exc_info.value.code == ExitCode.CHECKPOINT
     assert [p.suffix for p in (cache_dir() / "weights").iterdir()] == [".lock"]
     server.body = BODY
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
@@ -152,12 +152,12 @@ def test_concurrent_processes_download_once(server: Server, tiny: str) -> None:
     assert len(server.asked) == 1
 
 
-def test_an_unreachable_server_is_an_error_with_a_way_out(tiny: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
+def test_an_unreachable_server_is_an_error_with_a_next_step(tiny: str) -> None:
+    with pytest.raises(CheckpointError) as exc_info:
         download_weights(tiny, base_url="http://127.0.0.1:9/closed")
-    assert caught.value.code == ExitCode.CHECKPOINT
-    assert "cannot be reached" in caught.value.why
-    assert "use the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
+    assert exc_info.value.code == ExitCode.CHECKPOINT
+    assert "cannot be reached" in exc_info.value.why
+    assert "use the file" in exc_info.value.then and "RECONV_WEIGHTS_URL" in exc_info.value.then
 
 
 def test_a_missing_file_is_not_retried(server: Server) -> None:
@@ -181,9 +181,9 @@ def test_every_published_file_is_of_a_model_we_have_and_has_its_hash() -> None:
 
 
 def test_a_mistyped_name_suggests_the_nearest_one() -> None:
-    with pytest.raises(UsageError, match="torchvision:resnet50") as caught:
+    with pytest.raises(UsageError, match="torchvision:resnet50") as exc_info:
         download_weights("torchvision:resnt50")
-    assert caught.value.code == ExitCode.USAGE
+    assert exc_info.value.code == ExitCode.USAGE
 
 
 def test_file_names_are_not_remote() -> None:
@@ -196,7 +196,7 @@ def test_file_names_are_not_remote() -> None:
     ]
 
 
-def test_timm_weights_without_timm_are_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_weights_without_timm_are_an_error_with_a_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)timm is not installed.*pip install timm"):
         download_weights("timm:resnet50")

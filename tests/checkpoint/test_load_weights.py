@@ -99,10 +99,10 @@ def test_a_pickle_that_would_run_code_is_rejected_and_nothing_runs(tmp_path: Pat
         torch.save({"state_dict": {**RIGHT, "x": [{"y": Malicious(mark)}]}}, path)
     else:
         torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
-    with pytest.raises(CheckpointError, match=r"posix\.mkdir") as caught:
+    with pytest.raises(CheckpointError, match=r"posix\.mkdir") as exc_info:
         read_weights(path)
-    assert caught.value.code == ExitCode.CHECKPOINT
-    assert caught.value.where == str(path)
+    assert exc_info.value.code == ExitCode.CHECKPOINT
+    assert exc_info.value.where == str(path)
     assert not mark.exists()
     if form == "pickle":
         pickle.loads(path.read_bytes())
@@ -126,9 +126,9 @@ def test_damaged_files_are_errors_with_their_path(tmp_path: Path) -> None:
         for content in (b"", b"\x80", b"hello, this is text", data[:5], data[:100], data[: len(data) // 2], data[:-1]):
             path = tmp_path / "damaged"
             path.write_bytes(content)
-            with pytest.raises(CheckpointError, match="cannot be read") as caught:
+            with pytest.raises(CheckpointError, match="cannot be read") as exc_info:
                 read_weights(path)
-            assert caught.value.where == str(path)
+            assert exc_info.value.where == str(path)
             num_cases += 1
     assert num_cases == 14
 
@@ -136,9 +136,9 @@ def test_damaged_files_are_errors_with_their_path(tmp_path: Path) -> None:
 def test_a_plain_pickle_is_rejected_without_torchs_advice_to_run_it(tmp_path: Path) -> None:
     for protocol in (2, 4):
         (tmp_path / "w.pkl").write_bytes(pickle.dumps({"fc.weight": [1.0, 2.0]}, protocol=protocol))
-        with pytest.raises(CheckpointError, match=r"a pickle not written by torch") as caught:
+        with pytest.raises(CheckpointError, match=r"a pickle not written by torch") as exc_info:
             read_weights(tmp_path / "w.pkl")
-        assert not any(word in str(caught.value) for word in ("weights_only", "Re-running", "torch.load"))
+        assert not any(word in str(exc_info.value) for word in ("weights_only", "Re-running", "torch.load"))
 
 
 @pytest.mark.parametrize("payload", [{}, {"epoch": 3}, [1, 2], torch.ones(3), {"state_dict": {}}, {"model": {"a": 1}}])
@@ -195,10 +195,10 @@ def test_strict_loading_of_another_model_changes_nothing() -> None:
     for tensors in cases:
         model = network()
         before = {name: t.clone() for name, t in model.state_dict().items()}
-        with pytest.raises(CheckpointError, match="do not match the model") as caught:
+        with pytest.raises(CheckpointError, match="do not match the model") as exc_info:
             load_weights(model, tensors, strict=True, source="runs/a/1")
-        assert caught.value.where == "runs/a/1"
-        assert any(name in caught.value.why for name in ("fc.weight", "extra", "conv1.weight"))
+        assert exc_info.value.where == "runs/a/1"
+        assert any(name in exc_info.value.why for name in ("fc.weight", "extra", "conv1.weight"))
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert len(cases) == 3
 
@@ -225,7 +225,7 @@ def test_a_prefix_is_removed_only_if_the_model_does_not_have_it() -> None:
 
 
 @pytest.mark.parametrize("head", ["fc.", "linear.", "backbone.fc."])
-def test_a_head_without_the_prefix_is_used_too(head: str) -> None:
+def test_a_head_without_the_prefix_is_loaded_too(head: str) -> None:
     model = build_model("resnet8_cifar", num_classes=4)
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
     body = {name: t for name, t in tensors.items() if not name.startswith("fc.")}
@@ -288,14 +288,14 @@ def test_synonyms_are_renamed_only_if_the_model_lacks_the_name() -> None:
 
 def test_a_tensorflow_checkpoint_gets_torchvision_names_without_the_background_class() -> None:
     path = FIXTURES / "official"
-    whole = read_weights(path)
-    assert len(whole["fc.weight"]) == 11
+    all_classes = read_weights(path)
+    assert len(all_classes["fc.weight"]) == 11
     assert len(read_weights(path, num_classes=11)["fc.weight"]) == 11
     assert len(read_weights(path, num_classes=7)["fc.weight"]) == 11
     without = read_weights(path, num_classes=10)
-    assert torch.equal(without["fc.weight"], whole["fc.weight"][1:])
-    assert torch.equal(without["fc.bias"], whole["fc.bias"][1:])
-    assert torch.equal(without["conv1.weight"], whole["conv1.weight"])
+    assert torch.equal(without["fc.weight"], all_classes["fc.weight"][1:])
+    assert torch.equal(without["fc.bias"], all_classes["fc.bias"][1:])
+    assert torch.equal(without["conv1.weight"], all_classes["conv1.weight"])
 
 
 def test_files_without_batch_counters_match_exactly() -> None:

@@ -1,4 +1,4 @@
-"""What RUN stands for on the command line."""
+"""What RUN on the command line refers to: a run, a checkpoint or weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start_run(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = 
     return run
 
 
-def test_a_run_directory_stands_for_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+def test_a_run_directory_resolves_to_its_newest_valid_checkpoint(tmp_path: Path) -> None:
     run = start_run(tmp_path, steps=(10, 20))
     found = locate(run.path)
     assert (found.kind, found.run, found.skipped) == ("run", run, ())
@@ -46,14 +46,14 @@ def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
         locate(run.path, which=15)
 
 
-def test_a_folder_of_runs_stands_for_its_newest_run(tmp_path: Path) -> None:
+def test_a_directory_of_runs_resolves_to_its_newest_run(tmp_path: Path) -> None:
     runs = [start_run(tmp_path, steps=(5,)) for _ in range(10)]
     RunDir.create(tmp_path, "quickstart")
     assert find_run(tmp_path / "quickstart") == runs[9]
     assert locate(tmp_path / "quickstart").run == runs[9]
 
 
-def test_the_run_of_a_checkpoint_folder_or_weights_file_is_found(tmp_path: Path) -> None:
+def test_the_run_of_a_checkpoint_directory_or_weights_file_is_found(tmp_path: Path) -> None:
     run = start_run(tmp_path, steps=(10,))
     folder = run.checkpoints / "step-000000010"
     found = locate(folder)
@@ -69,7 +69,7 @@ def test_the_run_of_a_checkpoint_folder_or_weights_file_is_found(tmp_path: Path)
     assert locate(elsewhere).checkpoint == elsewhere
 
 
-def test_a_damaged_checkpoint_folder_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_directory_is_an_error(tmp_path: Path) -> None:
     folder = start_run(tmp_path, steps=(10,)).checkpoints / "step-000000010"
     (folder / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"state\.json is missing"):
@@ -88,8 +88,8 @@ def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: py
         str(run.path): r"(?s)no valid checkpoint.*nothing was saved yet",
     }
     for name, message in cases.items():
-        with pytest.raises(CheckpointError, match=message) as caught:
+        with pytest.raises(CheckpointError, match=message) as exc_info:
             locate(name)
-        assert caught.value.code == ExitCode.CHECKPOINT
-        assert caught.value.then
+        assert exc_info.value.code == ExitCode.CHECKPOINT
+        assert exc_info.value.then
     assert len(cases) == 5

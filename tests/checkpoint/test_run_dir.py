@@ -39,7 +39,7 @@ def test_runs_are_numbered_from_one_and_gaps_are_not_filled(tmp_path: Path) -> N
     assert RunDir.create(tmp_path, "b").path == tmp_path / "b" / "1"
 
 
-def test_processes_that_start_together_get_different_folders(tmp_path: Path) -> None:
+def test_processes_that_start_together_get_different_directories(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         runs = list(pool.map(lambda _: RunDir.create(tmp_path, "a").path.name, range(40)))
     assert sorted(map(int, runs)) == list(range(1, 41))
@@ -57,18 +57,18 @@ def test_an_unwritable_root_exits_with_code_6(tmp_path: Path) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     for make in (lambda: RunDir.create(tmp_path, "a", ReadOnly()), lambda: RunDir.at(tmp_path / "a", ReadOnly())):
-        with pytest.raises(ResourceError, match="folder is not writable") as caught:
+        with pytest.raises(ResourceError, match="folder is not writable") as exc_info:
             make()
-        assert caught.value.where == str(tmp_path / "a")
+        assert exc_info.value.where == str(tmp_path / "a")
 
 
 def test_a_file_in_place_of_the_run_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     for wanted in (tmp_path / "out", tmp_path / "out" / "deeper" / "still"):
-        with pytest.raises(ResourceError, match="a file is where a folder should be") as caught:
+        with pytest.raises(ResourceError, match="a file is where a folder should be") as exc_info:
             RunDir.at(wanted)
-        assert caught.value.where == str(tmp_path / "out") and str(wanted) in caught.value.why
-        assert "disk" not in caught.value.then
+        assert exc_info.value.where == str(tmp_path / "out") and str(wanted) in exc_info.value.why
+        assert "disk" not in exc_info.value.then
 
 
 def test_newest_unfinished_skips_finished_and_empty_runs(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_is_finished_reads_the_summary(tmp_path: Path, text: str, finished: bool
 def test_the_lock_has_one_holder_and_can_be_taken_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     with run.lock() as lock:
-        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on") as caught:
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on") as exc_info:
             run.lock()
-        assert caught.value.code == ExitCode.RUN_LOCKED
-        assert caught.value.where == str(tmp_path)
+        assert exc_info.value.code == ExitCode.RUN_LOCKED
+        assert exc_info.value.where == str(tmp_path)
     lock.release()
     run.lock().release()
 

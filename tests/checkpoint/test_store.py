@@ -115,7 +115,7 @@ def test_state_is_loaded_with_exact_numbers(tmp_path: Path) -> None:
     assert saved.num_bytes == sum((saved.path / name).stat().st_size for name in ("model.safetensors", "state.json"))
 
 
-def test_an_empty_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
+def test_an_empty_directory_has_no_newest_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "absent").newest().path is None
     assert CheckpointStore(tmp_path / "absent").steps() == []
     assert CheckpointStore(tmp_path / "absent").prune(keep_last=1) == []
@@ -151,9 +151,9 @@ def test_every_flipped_bit_is_detected_and_the_older_checkpoint_found(tmp_path: 
         ((skipped, reason),) = newest.skipped
         assert skipped == store.path(20)
         assert name in reason
-        with pytest.raises(CheckpointError, match=name) as caught:
+        with pytest.raises(CheckpointError, match=name) as exc_info:
             store.load(store.path(20))
-        assert caught.value.code == ExitCode.CHECKPOINT
+        assert exc_info.value.code == ExitCode.CHECKPOINT
     assert len(places) >= min(30, len(good))
     path.write_bytes(good)
     assert store.newest().path == store.path(20)
@@ -196,7 +196,7 @@ def test_files_swapped_between_checkpoints_are_detected(tmp_path: Path) -> None:
         store.load(store.path(20))
 
 
-def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+def test_a_manifest_cannot_point_outside_its_directory(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     (tmp_path / "secret").write_bytes(b"x")
     entries = {"../secret": manifest.entry_of(b"x"), "state.json": manifest.entry_of(b"{}")}
@@ -226,7 +226,7 @@ def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path) -> None:
     assert "Input/output error" in newest.skipped[0][1]
 
 
-def test_an_unreadable_folder_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_directory_is_an_error(tmp_path: Path) -> None:
     class Forbidden(FileSystem):
         def listdir(self, path: Path) -> list[str]:
             if path.name in forbidden:
@@ -235,16 +235,16 @@ def test_an_unreadable_folder_is_an_error(tmp_path: Path) -> None:
 
     two_checkpoints(tmp_path)
     forbidden = {tmp_path.name}
-    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as exc_info:
         CheckpointStore(tmp_path, Forbidden()).newest()
-    assert caught.value.where == str(tmp_path)
+    assert exc_info.value.where == str(tmp_path)
     forbidden = {"step-000000020"}
     newest = CheckpointStore(tmp_path, Forbidden()).newest()
     assert newest.path == tmp_path / "step-000000010"
     assert [path.name for path, _ in newest.skipped] == ["step-000000020"]
 
 
-def test_when_all_are_damaged_newest_has_the_reason_of_each(tmp_path: Path) -> None:
+def test_newest_reports_why_each_checkpoint_is_damaged(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     for step in (10, 20):
         (store.path(step) / "state.json").unlink()

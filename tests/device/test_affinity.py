@@ -17,7 +17,7 @@ from reconv.errors import UsageError
     ({4, 5, 6, 7, 8}, 2, [{4, 5}, {6, 7}]),
     ({0, 1}, 4, [{0}, {1}, {0}, {1}]),
 ])  # fmt: skip
-def test_each_rank_gets_adjacent_cores_and_as_many_as_the_others(
+def test_each_rank_gets_the_same_number_of_adjacent_cores(
     monkeypatch: pytest.MonkeyPatch, allowed: set[int], local_world_size: int, shares: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)

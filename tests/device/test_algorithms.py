@@ -1,4 +1,4 @@
-"""Deterministic algorithms and cudnn.benchmark, as a recipe asks for them."""
+"""Deterministic algorithms and cudnn.benchmark, as the recipe sets them."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_off_disables_the_benchmark_and_on_conflicts_with_deterministic() -> Non
     device = FakeDevice()
     configure_algorithms(device, EngineConfig(cudnn_benchmark="off"))
     assert device.limit is None
-    given = [("engine.cudnn_benchmark", "on", "--set"), ("engine.deterministic", "true", "--set")]
+    overrides = [("engine.cudnn_benchmark", "on", "--set"), ("engine.deterministic", "true", "--set")]
     with pytest.raises(RecipeError, match="cudnn_benchmark"):
-        load("quickstart", given)
+        load("quickstart", overrides)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, 1), ("all", 0)])
@@ -63,9 +63,9 @@ def test_the_limit_is_passed_to_the_device(limit: int | str, expected: int) -> N
 
 
 def test_a_limit_without_a_benchmark_is_reported_as_unused() -> None:
-    given = [("engine.cudnn_benchmark_limit", "2", "--set"), ("engine.cudnn_benchmark", "off", "--set")]
-    assert "engine.cudnn_benchmark_limit" in dict(unused_options(load("quickstart", given).recipe))
-    assert "engine.cudnn_benchmark_limit" not in dict(unused_options(load("quickstart", given[:1]).recipe))
+    overrides = [("engine.cudnn_benchmark_limit", "2", "--set"), ("engine.cudnn_benchmark", "off", "--set")]
+    assert "engine.cudnn_benchmark_limit" in dict(unused_options(load("quickstart", overrides).recipe))
+    assert "engine.cudnn_benchmark_limit" not in dict(unused_options(load("quickstart", overrides[:1]).recipe))
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -1,4 +1,4 @@
-"""Opening devices by name, and recognising when one is out of memory."""
+"""Opening devices by name, and recognizing when one is out of memory."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def test_auto_opens_the_best_available_device() -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "hpu", "hpu:0"])
 def test_a_missing_device_error_says_what_to_do(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as exc_info:
         open_device(name)
-    assert caught.value.then
+    assert exc_info.value.then
 
 
-def test_out_of_memory_is_recognised_in_all_its_forms() -> None:
+def test_every_out_of_memory_error_is_recognized() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(OSError(errno.ENOMEM, "no memory"))
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError) as exc_info:
         torch.empty(1 << 60)
-    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(exc_info.value)
     assert not is_out_of_memory(OSError(errno.ENOSPC, "no space"))
     assert not is_out_of_memory(RuntimeError("shapes do not agree"))
 

@@ -57,8 +57,8 @@ def named(calls: list[tuple[str, Any]], *names: str) -> list[str]:
 
 
 def trained(out: Path, device: str, settings: dict[str, str]) -> dict[str, torch.Tensor]:
-    given = [(field, value, "--set") for field, value in settings.items()]
-    result = reconv.train("quickstart", out=out, overrides=given, device=device)
+    overrides = [(field, value, "--set") for field, value in settings.items()]
+    result = reconv.train("quickstart", out=out, overrides=overrides, device=device)
     assert result.exit_code == 0
     newest = CheckpointStore(result.folder / "checkpoints").newest().path
     assert newest is not None

@@ -14,10 +14,10 @@ from reconv.errors import ExitCode, UsageError
 
 def test_a_missing_torchvision_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision.io", None)
-    with pytest.raises(UsageError, match="needs torchvision") as caught:
+    with pytest.raises(UsageError, match="needs torchvision") as exc_info:
         _nvjpeg(torch.device("cuda", 0))
-    assert caught.value.code == ExitCode.USAGE
-    assert caught.value.then is not None and torch.__version__ in caught.value.then
+    assert exc_info.value.code == ExitCode.USAGE
+    assert exc_info.value.then is not None and torch.__version__ in exc_info.value.then
 
 
 def test_other_devices_are_rejected() -> None:

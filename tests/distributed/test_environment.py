@@ -54,9 +54,9 @@ def test_torchruns_variables_take_precedence() -> None:
 def test_open_mpi_needs_master_addr_on_several_machines() -> None:
     launch_env = read_launch_env({**OPEN_MPI, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6000"})
     assert launch_env == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
-    with pytest.raises(UsageError, match="address of rank 0") as caught:
+    with pytest.raises(UsageError, match="address of rank 0") as exc_info:
         read_launch_env(OPEN_MPI)
-    assert "MASTER_ADDR" in caught.value.then
+    assert "MASTER_ADDR" in exc_info.value.then
     on_one_machine = read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
     assert on_one_machine.master_addr == "127.0.0.1"
 
@@ -68,7 +68,7 @@ def test_jobs_without_a_port_get_different_ones() -> None:
     assert read_launch_env(one).master_port == read_launch_env({**one, "OMPI_COMM_WORLD_RANK": "0"}).master_port
 
 
-def test_pmi_is_read() -> None:
+def test_rank_and_world_size_are_read_from_pmi() -> None:
     launch_env = read_launch_env({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
     assert (launch_env.rank, launch_env.world_size, launch_env.local_rank, launch_env.local_world_size) == (1, 2, 1, 2)
 

@@ -15,7 +15,7 @@ exec sh -c "$*"
 """
 
 
-def test_machines_are_compared_with_this_one(tmp_path: Path) -> None:
+def test_other_machines_are_compared_with_this_one(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(FAKE_SSH)
     ssh.chmod(0o755)

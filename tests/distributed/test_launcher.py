@@ -27,9 +27,9 @@ def run_rank(rank1: str) -> tuple[int, int]:
 def test_the_result_or_error_of_a_rank_reaches_the_launching_process() -> None:
     """Slow: three starts of two processes, each of which imports torch."""
     assert launch(2, run_rank, "works") == (0, 2)
-    with pytest.raises(RemoteRankError, match="no such image") as caught:
+    with pytest.raises(RemoteRankError, match="no such image") as exc_info:
         launch(2, run_rank, "fails")
-    assert (caught.value.code, caught.value.where, caught.value.is_reported) == (ExitCode.DATA, "here", False)
+    assert (exc_info.value.code, exc_info.value.where, exc_info.value.is_reported) == (ExitCode.DATA, "here", False)
     with pytest.raises(RankLostError, match="rank 1 was killed by SIGKILL"):
         launch(2, run_rank, "is killed")
 

@@ -1,4 +1,4 @@
-"""The network interface that --nic stands for."""
+"""The network interface that --nic selects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def test_an_interface_is_found_by_name_or_network(requested: str, name: str) -> 
 
 @pytest.mark.parametrize("requested", ["eth9", "10.9.0.0/16", "not/one"])
 def test_an_unknown_interface_error_lists_the_existing_ones(requested: str) -> None:
-    with pytest.raises(UsageError, match="no such network interface") as caught:
+    with pytest.raises(UsageError, match="no such network interface") as exc_info:
         find_nic(requested, INTERFACES)
-    assert "ib0 (192.168.7.9)" in caught.value.why and "down0 (no address)" in caught.value.why
+    assert "ib0 (192.168.7.9)" in exc_info.value.why and "down0 (no address)" in exc_info.value.why
 
 
 def test_all_backends_use_the_chosen_interface(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,12 @@ def train(out: Path, *, resume: bool = False, kill_at: int | None = None) -> Non
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in SETTINGS.items()]
-    reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=watch)
+    overrides = [(field, value, "--set") for field, value in SETTINGS.items()]
+    reconv.train("quickstart", out=out, overrides=overrides, resume=resume, on_event=watch)
 
 
 def losses_of(run: Path) -> dict[int, float]:
-    """What the run itself says."""
+    """The values in the run's own event log."""
     events = read_events(run / "events.jsonl")
     warnings = [e.text for e in events if isinstance(e, LogMessage) and e.level == "warning"]
     assert not warnings, warnings

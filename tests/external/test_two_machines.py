@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces joined by a virtual cable, on which real jobs run and whose cable is cut.
+"""Jobs on two simulated machines: network namespaces joined by a virtual cable, which is cut during a run.
 
 Needs Linux, root, `ip` (iproute2), `unshare` and `hostname`; the first test also Open MPI's `mpirun`.
 """
@@ -32,8 +32,8 @@ SETTINGS = {
 ENDLESS = {**SETTINGS, "length": "1000000step", "save.every": "off", "evaluate.every": "off"}
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def weights(run_directory: Path) -> bytes:
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="apt-get install openmpi-bin")
-def test_two_by_two_ranks_by_mpirun_end_with_the_weights_of_one_process(tmp_path: Path) -> None:
+def test_two_by_two_ranks_under_mpirun_give_the_weights_of_one_process(tmp_path: Path) -> None:
     folder = tmp_path
     agent = folder / "agent"
     cases = "".join(f"{address}) name={name} ;;\n" for name, address in MACHINES.items())
@@ -93,7 +93,7 @@ def test_two_by_two_ranks_by_mpirun_end_with_the_weights_of_one_process(tmp_path
     assert weights(folder / "two-by-two") == weights(folder / "one"), "the weights differ"
 
 
-def test_ranks_on_both_sides_of_a_cut_cable_exit_with_code_7_within_a_minute(tmp_path: Path) -> None:
+def test_both_ranks_exit_with_code_7_within_a_minute_of_a_network_failure(tmp_path: Path) -> None:
     folder, started = tmp_path, {}
     for rank, (name, address) in enumerate(MACHINES.items()):
         variables = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -110,11 +110,11 @@ def test_ranks_on_both_sides_of_a_cut_cable_exit_with_code_7_within_a_minute(tmp
         run("ip", "-n", "reconv-b", "link", "set", CABLE["reconv-b"], "down")
         cut_s = time.monotonic()
         for name, process in started.items():
-            _, words = process.communicate(timeout=LIMIT_S + 10)
+            _, stderr = process.communicate(timeout=LIMIT_S + 10)
             took_s = time.monotonic() - cut_s
-            assert process.returncode == 7, (name, process.returncode, words)
+            assert process.returncode == 7, (name, process.returncode, stderr)
             assert took_s < LIMIT_S, f"{name} took {took_s:.0f} s"
-            assert any(line.startswith("error: ") for line in words.splitlines()), (name, words)
+            assert any(line.startswith("error: ") for line in stderr.splitlines()), (name, stderr)
     finally:
         for process in started.values():
             process.kill()

@@ -100,14 +100,14 @@ def test_a_killed_rank_is_named_with_its_phase_and_stack(rank: int) -> None:
     assert re.search(r"^[WE]\d{4} |Traceback", stderr, re.MULTILINE) is None, stderr  # lines of torch's launcher
 
 
-def test_a_stopped_rank_is_named_and_ended() -> None:
+def test_a_stopped_rank_is_named_and_terminated() -> None:
     code, stderr = interrupt(signal.SIGSTOP, "1")
     assert code == ExitCode.RANK_LOST
     assert "rank 1 is lost" in stderr and "T (stopped)" in stderr and stderr.count("error:") == 1
 
 
 @pytest.mark.parametrize(("number", "target"), [(signal.SIGINT, "all"), (signal.SIGTERM, "launcher")])
-def test_a_training_that_is_asked_to_stop_saves_and_prints_so_once(number: signal.Signals, target: str) -> None:
+def test_an_interrupted_training_saves_and_prints_one_message(number: signal.Signals, target: str) -> None:
     code, stderr = interrupt(number, target)
     assert code == ExitCode.PREEMPTED
     assert stderr.count(f"stopped by {number.name} after step") == 1 and "error" not in stderr, stderr

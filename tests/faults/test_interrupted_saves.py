@@ -105,7 +105,7 @@ def test_a_crash_in_the_first_save_leaves_nothing_that_looks_valid(tmp_path: Pat
     assert num_without == NUM_SAVE_CALLS + 2 - 1  # also make and sync the folder; the last sync comes after the rename
 
 
-def test_a_crash_at_every_call_of_the_cleanup_after_a_crashed_replacement(tmp_path: Path) -> None:
+def test_a_crash_during_cleanup_after_a_crashed_replacement_loses_nothing(tmp_path: Path) -> None:
     num_crashes = 0
     for first_crash in range(1, NUM_RESAVE_CALLS + 1):
         for crash_at in range(1, 100):
@@ -147,7 +147,7 @@ def test_a_crash_at_every_call_of_pruning_keeps_the_newest_and_leaves_nothing_in
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (errno.ENOSPC, "the disk is full"),
         (errno.EDQUOT, "quota"),
@@ -157,7 +157,7 @@ def test_a_crash_at_every_call_of_pruning_keeps_the_newest_and_leaves_nothing_in
     ],
 )
 def test_a_disk_error_at_every_call_of_a_save_is_explained_and_loses_nothing(
-    tmp_path: Path, code: int, said: str
+    tmp_path: Path, code: int, message: str
 ) -> None:
     num_refusals = 0
     for refuse_at in range(1, 100):
@@ -169,11 +169,11 @@ def test_a_disk_error_at_every_call_of_a_save_is_explained_and_loses_nothing(
         except ResourceError as error:
             num_refusals += 1
             assert error.code == ExitCode.RESOURCES
-            assert said in str(error)
+            assert message in str(error)
             assert str(folder) in error.where
             assert error.then
             assert value_in(CheckpointStore(folder)) in (1.0, 2.0)
-            assert not [name for name in hidden(folder) if name.startswith(".tmp")], "the space was not given back"
+            assert not [name for name in hidden(folder) if name.startswith(".tmp")], "the space was not freed"
             save(store, OLD, 4.0)
             assert value_in(CheckpointStore(folder)) == 4.0
             assert hidden(folder) == []
@@ -182,7 +182,7 @@ def test_a_disk_error_at_every_call_of_a_save_is_explained_and_loses_nothing(
     assert num_refusals == NUM_RESAVE_CALLS
 
 
-def test_a_full_disk_exits_with_code_6_with_path_and_free_space(tmp_path: Path) -> None:
+def test_a_full_disk_exits_with_code_6_and_reports_path_and_free_space(tmp_path: Path) -> None:
     save(CheckpointStore(tmp_path), OLD, 1.0)
     with pytest.raises(ResourceError, match=r"(?s)disk is full.*step-000000200.*MB free.*--resume"):
         save(CheckpointStore(tmp_path, FullFileSystem()), NEW, 2.0)

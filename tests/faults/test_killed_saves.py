@@ -21,7 +21,7 @@ from reconv.errors import RunLockedError
 NUM_KILLS = 12
 
 # Pays for the import of torch once; each line on stdin forks a child that saves step after step until it is killed.
-NURSERY = """
+FORK_SERVER = """
 import os, sys
 from pathlib import Path
 import torch
@@ -49,7 +49,7 @@ from pathlib import Path
 from reconv.checkpoint.run_dir import RunDir
 
 lock = RunDir(Path(sys.argv[1])).lock()
-# A forked child speaks for itself: only once it runs has it let go of the lock.
+# A forked child prints its own pid: only once it runs has it released the lock.
 if sys.argv[2] == "alone" or os.fork() == 0:
     os.write(1, b"%d\\n" % os.getpid())
 time.sleep(600)
@@ -58,7 +58,7 @@ time.sleep(600)
 
 @contextmanager
 def program(text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python program with pipes, ended with the block."""
+    """Run a Python program with pipes; it is killed when the block ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [sys.executable, "-c", text, *arguments],
@@ -74,32 +74,32 @@ def program(text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def read(process: subprocess.Popen[str], word: str) -> list[int]:
-    """The numbers the program says, up to and with the first line of this word."""
+def read(process: subprocess.Popen[str], label: str) -> list[int]:
+    """The numbers that the program prints, up to and including the first line with `label`."""
     assert process.stdout is not None
     numbers = []
     for line in process.stdout:
-        number, said = line.split()
+        number, printed = line.split()
         numbers.append(int(number))
-        if said == word:
+        if printed == label:
             return numbers
-    raise AssertionError(f"the program ended before it said {word!r}")
+    raise AssertionError(f"the program ended before it printed {label!r}")
 
 
 def test_sigkill_at_random_moments_of_saving_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     draw = random.Random(20)
     next_step, num_torn = 1, 0
-    with program(NURSERY, str(folder)) as nursery:
-        assert nursery.stdin is not None
+    with program(FORK_SERVER, str(folder)) as fork_server:
+        assert fork_server.stdin is not None
         for _ in range(NUM_KILLS):
-            nursery.stdin.write(f"{next_step}\n")
-            nursery.stdin.flush()
-            child = read(nursery, "child")[-1]
-            saved = read(nursery, "saved")[-1]
+            fork_server.stdin.write(f"{next_step}\n")
+            fork_server.stdin.flush()
+            child = read(fork_server, "child")[-1]
+            saved = read(fork_server, "saved")[-1]
             time.sleep(draw.uniform(0, 0.03))
             os.kill(child, signal.SIGKILL)
-            saved = max(saved, *read(nursery, "dead"))
+            saved = max(saved, *read(fork_server, "dead"))
             num_torn += any(name.startswith(".") for name in os.listdir(folder))
             store = CheckpointStore(folder)
             newest = store.newest()

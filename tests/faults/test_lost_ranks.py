@@ -33,10 +33,10 @@ SETTINGS = {
 
 def train_on(out: str, settings: dict[str, str]) -> None:
     """One rank that trains until something happens; its errors go to a file, and its exit code is that of the error."""
-    given = [(field, value, "--set") for field, value in settings.items()]
+    overrides = [(field, value, "--set") for field, value in settings.items()]
     sys.stderr = Path(f"{out}-{os.environ['RANK']}.txt").open("w", buffering=1)  # noqa: SIM115 (until the process exits)
     try:
-        reconv.train("quickstart", out=out, overrides=given)
+        reconv.train("quickstart", out=out, overrides=overrides)
     except ReconvError as error:
         if not error.is_reported:
             print(f"error: {error}", file=sys.stderr)
@@ -103,7 +103,7 @@ def test_a_rank_lost_within_its_first_second_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_of_rank_0_ends_the_others() -> None:
+def test_other_ranks_exit_when_rank_0_is_lost() -> None:
     folder = Path.cwd() / "lost"
     started = start(2, train_on, str(folder), SETTINGS)
     try:
@@ -116,7 +116,7 @@ def test_the_loss_of_rank_0_ends_the_others() -> None:
         kill_all(started)
 
 
-def test_an_error_of_one_rank_is_printed_once_and_ends_all_with_its_code() -> None:
+def test_an_error_of_one_rank_is_printed_once_and_all_exit_with_its_code() -> None:
     write_images(Path.cwd() / "images")
     folder = Path.cwd() / "failed"
     settings = {**SETTINGS, "data.source": "folder", "data.path": str(Path.cwd() / "images"), "batch.size": "32"}

@@ -24,7 +24,7 @@ SETTINGS = {
 }
 
 # One rank of the first attempt is killed once the first checkpoint is there.
-VICTIM = """
+KILLED_RANK = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from reconv.cli import main
@@ -40,24 +40,32 @@ main(sys.argv[1:])
 """
 
 
-def words(settings: dict[str, str]) -> list[str]:
-    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+def set_options(settings: dict[str, str]) -> list[str]:
+    return [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
 
 
 @pytest.mark.slow
 def test_torchrun_resumes_after_a_killed_rank_with_the_same_final_weights(tmp_path: Path) -> None:
     """Slow: torchrun starts two processes twice, each of which imports torch."""
-    script = tmp_path / "victim.py"
-    script.write_text(VICTIM)
+    script = tmp_path / "killed_rank.py"
+    script.write_text(KILLED_RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    command += [str(script), "train", "quickstart", *words(SETTINGS), "--quiet", "--out", str(tmp_path / "killed")]
+    command += [
+        str(script),
+        "train",
+        "quickstart",
+        *set_options(SETTINGS),
+        "--quiet",
+        "--out",
+        str(tmp_path / "killed"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
-    given = [(name, value, "--set") for name, value in SETTINGS.items()]
-    reconv.train("quickstart", out=tmp_path / "undisturbed", overrides=given)
+    overrides = [(name, value, "--set") for name, value in SETTINGS.items()]
+    reconv.train("quickstart", out=tmp_path / "uninterrupted", overrides=overrides)
     tensors = [
         safetensors.torch.load_file(tmp_path / name / "checkpoints/step-000000030/model.safetensors")
-        for name in ("killed", "undisturbed")
+        for name in ("killed", "uninterrupted")
     ]
     assert [name for name in tensors[0] if not torch.equal(tensors[0][name], tensors[1][name])] == []
     assert (tmp_path / "killed/events.jsonl").read_text().count('"kind":"attempt"') == 2
@@ -66,16 +74,16 @@ def test_torchrun_resumes_after_a_killed_rank_with_the_same_final_weights(tmp_pa
 def test_a_restarted_process_exits_at_once_with_the_first_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [("length", "2step", "--set"), ("schedule.warmup", "0ep", "--set")]
-    reconv.train("quickstart", out=tmp_path / "run", overrides=given)
+    overrides = [("length", "2step", "--set"), ("schedule.warmup", "0ep", "--set")]
+    reconv.train("quickstart", out=tmp_path / "run", overrides=overrides)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}.items():
         monkeypatch.setenv(name, value)
-    other = [*given, ("seed", "7", "--set")]
+    other = [*overrides, ("seed", "7", "--set")]
     with pytest.raises(RecipeError, match="changed"):
         reconv.train("quickstart", out=tmp_path / "run", overrides=other, resume=True)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(RemoteRankError, match="changed") as caught:
-        reconv.train("quickstart", out=tmp_path / "run", overrides=given)
-    assert caught.value.code == ExitCode.USAGE
+    with pytest.raises(RemoteRankError, match="changed") as exc_info:
+        reconv.train("quickstart", out=tmp_path / "run", overrides=overrides)
+    assert exc_info.value.code == ExitCode.USAGE
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert reconv.train("quickstart", out=tmp_path / "run", overrides=given, resume=True).was_finished
+    assert reconv.train("quickstart", out=tmp_path / "run", overrides=overrides, resume=True).was_finished

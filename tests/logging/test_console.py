@@ -146,7 +146,7 @@ def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.Mo
     assert print_run("auto", run, FakeTerminal()) == print_run("plain", run, io.StringIO())
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_mode_is_rejected() -> None:
     with pytest.raises(UsageError, match="loud"):
         make_console("loud")
 

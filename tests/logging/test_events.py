@@ -57,7 +57,7 @@ def attempt(number: int, from_step: int) -> AttemptStarted:
     return AttemptStarted(number, from_step, ("reconv", "train", "x"), {})
 
 
-def test_every_kind_of_event_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_every_kind_of_event_round_trips(tmp_path: Path) -> None:
     kinds = {cls.kind for cls in Event.__subclasses__()}
     assert {event.kind for event in EVERY_KIND} == kinds
     with EventLog(tmp_path / "events.jsonl") as log:
@@ -101,19 +101,19 @@ def test_a_file_cut_at_any_byte_is_read_and_repaired(tmp_path: Path) -> None:
     assert len(cuts) > 40
     for cut in cuts:
         path.write_bytes(content[:cut])
-        whole = [progress(1), progress(2)] + ([progress(3)] if cut >= len(content) - 1 else [])
-        assert read_events(path) == whole
+        complete = [progress(1), progress(2)] + ([progress(3)] if cut >= len(content) - 1 else [])
+        assert read_events(path) == complete
         with EventLog(path) as log:
             log.write(progress(9))
-        assert read_events(path) == [*whole, progress(9)]
+        assert read_events(path) == [*complete, progress(9)]
 
 
 def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(f"{encode(progress(1))}\n{{broken\n{encode(progress(2))}\n")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as exc_info:
         read_events(path)
-    assert caught.value.where.endswith("events.jsonl:2")
+    assert exc_info.value.where.endswith("events.jsonl:2")
 
 
 def test_a_line_without_a_field_is_damaged(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_a_line_without_a_field_is_damaged(tmp_path: Path) -> None:
 
 def test_kinds_and_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    known = json.loads(encode(progress(1))) | {"colour": "blue"}
+    known = json.loads(encode(progress(1))) | {"color": "blue"}
     path.write_text('{"kind":"hologram","x":1}\n' + json.dumps(known) + "\n")
     assert read_events(path) == [progress(1)]
 
 
-def test_a_folder_without_an_event_log_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_an_event_log_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run directory"):
         read_events(tmp_path / "events.jsonl")
 

@@ -57,11 +57,11 @@ def test_a_difficult_object_is_ignored() -> None:
     assert evaluate_coco([image_with(truth)], 1).metrics["ap"] == 0
 
 
-def test_without_hotcoco_a_coco_metric_is_refused_with_the_install_command(
+def test_a_coco_metric_without_hotcoco_is_rejected_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")
-    with pytest.raises(UsageError, match=r"detection\.metric: ap50") as refusal:
+    with pytest.raises(UsageError, match=r"detection\.metric: ap50") as exc_info:
         require_coco_eval("detection.metric: ap50")
-    assert refusal.value.code == ExitCode.USAGE
-    assert "pip install 'reconv[detection]'" in refusal.value.then
+    assert exc_info.value.code == ExitCode.USAGE
+    assert "pip install 'reconv[detection]'" in exc_info.value.then

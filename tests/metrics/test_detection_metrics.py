@@ -22,16 +22,16 @@ def _evaluator(images: list[ImageDetections], num_classes: int = 2) -> Detection
 
 def test_merged_ranks_have_the_metrics_of_one() -> None:
     case = next(case for case in stored_cases() if case.name == "crowds")
-    whole, *ranks = (_evaluator(case.images, len(case.class_names)) for _ in range(3))
-    whole.update(case.images, batch_of(case.images))
+    single, *ranks = (_evaluator(case.images, len(case.class_names)) for _ in range(3))
+    single.update(case.images, batch_of(case.images))
     for number, rank in enumerate(ranks):
         rank.update(case.images[number::2], batch_of(case.images[number::2]))
     ranks[1].merge([rank.state() for rank in ranks])
-    assert ranks[1].num_samples == whole.num_samples
-    assert ranks[1].compute() == whole.compute()
+    assert ranks[1].num_samples == single.num_samples
+    assert ranks[1].compute() == single.compute()
 
 
-def test_an_image_evaluated_twice_is_refused() -> None:
+def test_an_image_evaluated_twice_is_an_error() -> None:
     images = [image_with(true_boxes((LEFT, 0)), (LEFT, 0, 0.9))]
     evaluator = _evaluator(images)
     evaluator.update(images, batch_of(images))
@@ -47,12 +47,12 @@ def test_an_image_evaluated_twice_is_refused() -> None:
 
 def test_detections_move_to_the_host_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stored_cases()[0]
-    whole, often = (_evaluator(case.images, len(case.class_names)) for _ in range(2))
-    whole.update(case.images, batch_of(case.images))
+    single, often = (_evaluator(case.images, len(case.class_names)) for _ in range(2))
+    single.update(case.images, batch_of(case.images))
     monkeypatch.setattr(detection_metrics, "MAX_IMAGES_ON_DEVICE", 2)
     for image in case.images:
         often.update([image], batch_of([image]))
-    assert often.compute() == whole.compute()
+    assert often.compute() == single.compute()
 
 
 def test_without_hotcoco_only_voc_metrics_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

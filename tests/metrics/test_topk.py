@@ -57,7 +57,7 @@ def test_mistakes_are_the_wrong_predictions_with_the_highest_loss() -> None:
     assert all(mistake.predicted == int(logits[mistake.index].argmax()) for mistake in mistakes)
 
 
-def test_a_correct_prediction_is_no_mistake_however_high_its_loss() -> None:
+def test_a_correct_prediction_with_high_loss_is_not_a_mistake() -> None:
     logits, _ = random_logits(12)
     logits *= 0.01  # every loss is about ln 12
     targets = logits.argmax(dim=1)

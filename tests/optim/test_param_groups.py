@@ -34,9 +34,9 @@ def test_nvidia_by_name_decays_shortcut_norms_and_the_last_bias() -> None:
 @pytest.mark.parametrize("name", ["efficientnet_cifar", "mobilenet_v2"])
 def test_nvidia_by_name_is_rejected_for_models_with_other_names(name: str) -> None:
     model = build_model(name, num_classes=10)
-    with pytest.raises(UsageError, match="matches no norm") as caught:
+    with pytest.raises(UsageError, match="matches no norm") as exc_info:
         decay_groups(model, "nvidia-by-name")
-    assert "optimizer.weight_decay_exclude=norm" in caught.value.then
+    assert "optimizer.weight_decay_exclude=norm" in exc_info.value.then
     assert len(decay_groups(model, "norm").no_decay) > 50
 
 

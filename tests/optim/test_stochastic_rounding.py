@@ -29,7 +29,7 @@ def test_every_float16_number_is_unchanged() -> None:
     assert round_stochastic(torch.tensor([torch.nan]), torch.zeros(1)).isnan().all()
 
 
-def test_a_value_is_rounded_to_either_neighbour_without_bias() -> None:
+def test_a_value_is_rounded_to_either_neighbor_without_bias() -> None:
     step = torch.finfo(torch.float16).eps
     values = torch.tensor([1 + step / 4, -1 - step / 4, 3 + step / 2, 1e-6, -70.3, 2.0**-16 * (1 + step / 8)])
     num = 2**14
@@ -174,15 +174,15 @@ def test_a_step_that_is_not_ok_changes_no_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_loaded_state_continues_bitwise(kind: str) -> None:
-    whole, stopped = half_layer(), half_layer()
-    descend(whole, optimizer_of(whole, is_stochastic=True, section=KINDS[kind]), 6, 0.003)
+    uninterrupted, stopped = half_layer(), half_layer()
+    descend(uninterrupted, optimizer_of(uninterrupted, is_stochastic=True, section=KINDS[kind]), 6, 0.003)
     first = optimizer_of(stopped, is_stochastic=True, section=KINDS[kind])
     descend(stopped, first, 3, 0.003)
     second = optimizer_of(stopped, is_stochastic=True, section=KINDS[kind])
     second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
     descend(stopped, second, 3, 0.003)
-    assert torch.equal(whole.weight, stopped.weight) and torch.equal(whole.bias, stopped.bias)
-    assert whole.weight.dtype == torch.float16
+    assert torch.equal(uninterrupted.weight, stopped.weight) and torch.equal(uninterrupted.bias, stopped.bias)
+    assert uninterrupted.weight.dtype == torch.float16
     with pytest.raises(CheckpointError, match="rounding"):
         optimizer_of(stopped, is_stochastic=False, section=KINDS[kind]).load_state_dict(first.state_dict())
 

@@ -167,9 +167,9 @@ def test_a_compiled_model_is_one_graph_and_equals_eager_bitwise(mode: str) -> No
 
 
 def problems(fields: Mapping[str, object]) -> str:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(RecipeError) as exc_info:
         load("quickstart", [(f"precision.{name}", value, "--set") for name, value in fields.items()])
-    return str(caught.value)
+    return str(exc_info.value)
 
 
 @pytest.mark.parametrize(

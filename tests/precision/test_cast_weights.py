@@ -124,12 +124,12 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
     model, policy = Some(), policy_of("bf16")
     policy.cast_weights_once(model)
     with policy.autocast():
-        assert not model.frozen(torch.ones(2, 4)).requires_grad  # else a gradient would be computed for nobody
+        assert not model.frozen(torch.ones(2, 4)).requires_grad  # else an unused gradient would be computed
         model(torch.ones(2, 4)).float().sum().backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {"used.weight", "used.bias"}
 
 
-def test_a_pass_without_gradients_has_copies_of_its_own() -> None:
+def test_a_pass_without_gradients_makes_its_own_copies() -> None:
     model, policy = nn.Linear(4, 4), policy_of("bf16")
     policy.cast_weights_once(model)
     with policy.autocast():

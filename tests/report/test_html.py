@@ -81,7 +81,7 @@ def test_the_report_shows_result_curves_images_and_details(tmp_path: Path) -> No
     assert tags.count("img") == 32 + 12
 
 
-def test_the_same_folder_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_run_directory_gives_the_same_bytes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "quickstart" / "1", resumes=[150])
     first = render([run])
     shutil.copytree(run, tmp_path / "elsewhere" / "quickstart" / "1")
@@ -209,7 +209,7 @@ def test_downsampling_keeps_peaks_troughs_ends_and_gaps() -> None:
 @pytest.mark.parametrize(
     "values", [(0.0, 0.0), (1.0, 1.0), (-3.0, -3.0), (1e-12, 2e-12), (1e30, 1.0), (5.0, 5.0 + 1e-15)]
 )
-def test_an_axis_fits_any_two_values(values: tuple[float, float]) -> None:
+def test_an_axis_contains_any_two_values(values: tuple[float, float]) -> None:
     for kind, log in itertools.product(("number", "percent", "count"), (False, True)):
         chart = Chart("t", kind, (Series("s", ((0.0, values[0]), (1.0, values[1])), 0),), 1.0, may_be_log=log)
         tags = Tags(draw(chart))
@@ -286,14 +286,14 @@ def test_runs_of_one_recipe_have_no_differences(tmp_path: Path) -> None:
     assert "All fields are equal." in render(runs)
 
 
-def test_a_dozen_runs_have_distinct_lines(tmp_path: Path) -> None:
+def test_twelve_runs_have_distinct_lines(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(n), seed=n, epochs=2, with_images=False) for n in range(12)]
     figure = render(runs).split("Training loss</h3>")[1].split("</figure>")[0]
     looks = re.findall(r'class="series (c\d)" data-series="\d+"><path d="[^"]*"( stroke-dasharray="[^"]*")?', figure)
     assert len(looks) == len(set(looks)) == 12
 
 
-def test_a_report_without_a_run_is_refused() -> None:
+def test_a_report_without_a_run_is_rejected() -> None:
     with pytest.raises(UsageError):
         render([])
 

@@ -147,7 +147,7 @@ def test_clicking_a_legend_name_hides_its_line(browser: Browser, report: Path) -
     visit.page.close()
 
 
-def test_the_policy_blocks_requests(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_the_content_security_policy_blocks_requests(browser: Browser, report: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(report.read_text().replace("</main>", '<img src="http://localhost:9/x.png"></main>'))
     visit = Visit(browser, page)

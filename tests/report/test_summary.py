@@ -57,7 +57,7 @@ def test_the_result_of_a_finished_run_is_one_line(tmp_path: Path) -> None:
     assert summary["resume_command"] is None
 
 
-def test_value_is_the_last_evaluation_and_best_the_best(tmp_path: Path) -> None:
+def test_value_is_of_the_last_and_best_of_the_best_evaluation(tmp_path: Path) -> None:
     run = write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.5), evaluated(20, 0.9), evaluated(30, 0.8))
     summary = summarize(run)
     assert (summary["value"], summary["best"], summary["best_step"]) == (0.8, 0.9, 20)
@@ -120,7 +120,7 @@ def test_rates_are_per_device_too(tmp_path: Path) -> None:
     assert (summary["data_wait_fraction"], summary["images"], summary["wall_s"]) == (0.2, 800, 20.0)
 
 
-def test_a_killed_attempt_counts_as_far_as_it_was_logged(tmp_path: Path) -> None:
+def test_a_killed_attempt_counts_up_to_its_last_logged_event(tmp_path: Path) -> None:
     run = write_events(
         tmp_path / "r",
         AttemptStarted(1, 0, ("reconv",), {}, time_s=1000.0),

@@ -1,4 +1,4 @@
-"""Small pieces the data tests share."""
+"""Small datasets and helpers that the data tests share."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def start(size: int, work: Callable[..., Any], *args: Any) -> list[tuple[Any, Co
 
 
 def in_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work(*args)` returns in each of so many ranks; the first failure fails the test with its traceback."""
+    """What `work(*args)` returns in each of `size` ranks; the first failure fails the test with its traceback."""
     started = start(size, work, *args)
     results: dict[int, Any] = {}
     pending = {pipe: rank for rank, (_, pipe) in enumerate(started)}

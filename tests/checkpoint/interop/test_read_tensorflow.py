@@ -80,14 +80,14 @@ def test_values_are_those_that_were_saved() -> None:
     assert tensors["other/empty"].shape == (0, 3)
 
 
-def test_prefix_index_data_file_and_folder_name_the_same_checkpoint() -> None:
+def test_prefix_index_data_file_and_directory_find_the_same_checkpoint() -> None:
     paths = [OFFICIAL, OFFICIAL.parent, *(OFFICIAL.parent / name for name in FILES)]
     for path in paths:
         assert is_tensorflow(path)
         assert read_tensorflow(path).keys() == EXPECTED["official"]["tensors"].keys()
 
 
-def test_other_paths_are_no_checkpoint(tmp_path: Path) -> None:
+def test_other_paths_are_not_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "weights.pth").write_bytes(b"PK")
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "gone"\n')
     (tmp_path / "lonely.data-00000-of-00001").write_bytes(b"1234")
@@ -103,37 +103,37 @@ def test_tensors_can_be_written_to() -> None:
     assert not kernel.any()
 
 
-def test_a_partitioned_variable_is_refused_by_name() -> None:
+def test_a_partitioned_variable_is_rejected_by_name() -> None:
     with pytest.raises(CheckpointError, match="embedding is stored in slices"):
         read_tensorflow(FIXTURES / "partitioned" / "model.ckpt")
 
 
 def test_a_missing_data_file_is_named(copied: Path) -> None:
     copied.with_name(FILES[2]).unlink()
-    with pytest.raises(CheckpointError, match=FILES[2]) as caught:
+    with pytest.raises(CheckpointError, match=FILES[2]) as exc_info:
         read_tensorflow(copied)
-    assert "copy all 2 data files" in caught.value.then
+    assert "copy all 2 data files" in exc_info.value.then
 
 
 @pytest.mark.parametrize("name", FILES[1:])
 def test_a_flipped_bit_is_reported_with_tensor_and_file(copied: Path, name: str) -> None:
     path = copied.with_name(name)
     rewrite(path, 5000, bytes([path.read_bytes()[5000] ^ 4]))
-    with pytest.raises(CheckpointError, match=r"the tensor resnet_model/\S+ is damaged") as caught:
+    with pytest.raises(CheckpointError, match=r"the tensor resnet_model/\S+ is damaged") as exc_info:
         read_tensorflow(copied)
-    assert caught.value.where == str(path)
-    assert caught.value.why == "its checksum does not match"
+    assert exc_info.value.where == str(path)
+    assert exc_info.value.why == "its checksum does not match"
 
 
 def test_a_short_data_file_is_reported_with_tensor_and_file(copied: Path) -> None:
     path = copied.with_name(FILES[1])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"ends at byte 30356, but the file has 30355") as caught:
+    with pytest.raises(CheckpointError, match=r"ends at byte 30356, but the file has 30355") as exc_info:
         read_tensorflow(copied)
-    assert caught.value.where == str(path)
+    assert exc_info.value.where == str(path)
 
 
-def test_every_shortened_index_is_refused(copied: Path) -> None:
+def test_every_truncated_index_is_rejected(copied: Path) -> None:
     index = copied.with_name(FILES[0])
     data = index.read_bytes()
     for size in {*range(0, len(data), 97), len(data) - 1}:
@@ -142,14 +142,14 @@ def test_every_shortened_index_is_refused(copied: Path) -> None:
             read_tensorflow(copied)
 
 
-def test_a_changed_name_in_the_index_is_noticed(copied: Path) -> None:
+def test_a_changed_name_in_the_index_is_detected(copied: Path) -> None:
     index = copied.with_name(FILES[0])
     rewrite(index, index.read_bytes().index(b"global_step"), b"global_stop")
     with pytest.raises(CheckpointError, match="the checksum of the block at 0 does not match"):
         read_tensorflow(copied)
 
 
-def test_every_flipped_byte_of_the_index_is_noticed_or_harmless(copied: Path) -> None:
+def test_every_flipped_byte_of_the_index_is_detected_or_harmless(copied: Path) -> None:
     index = copied.with_name(FILES[0])
     data = index.read_bytes()
     num_refused = 0
@@ -246,19 +246,19 @@ def test_a_written_table_is_read_back(tmp_path: Path) -> None:
         ([HEADER, (b"a", tensor_entry([2], 8)), (b"b", tensor_entry([2], 8))], "b is damaged(.|\n)*overlaps a"),
     ],
 )
-def test_an_index_that_lies_is_refused_with_the_reason(
+def test_an_inconsistent_index_is_rejected_with_the_reason(
     tmp_path: Path, entries: list[tuple[bytes, bytes]], reason: str
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
         read_tensorflow(write(tmp_path, table(entries), bytes(8)))
 
 
-def test_a_compressed_index_is_refused_as_such(tmp_path: Path) -> None:
+def test_a_compressed_index_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"compressed \(type 1\)"):
         read_tensorflow(write(tmp_path, table([HEADER], compression=1)))
 
 
-def test_keys_that_grow_without_bound_are_refused() -> None:
+def test_keys_that_grow_without_bound_are_rejected() -> None:
     num_shared = 1_000_000
     body = varint(0) + varint(num_shared) + varint(0) + b"k" * num_shared
     for i in range(100):  # each shares all of the key before it: 100 MB of keys out of 1 MB
@@ -273,9 +273,7 @@ ANYWHERE = {"start": st.integers(0, 4000), "junk": st.binary(max_size=40), "num_
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**ANYWHERE)
-def test_a_mutated_index_raises_nothing_but_a_checkpoint_error(
-    copied: Path, start: int, junk: bytes, num_removed: int
-) -> None:
+def test_a_mutated_index_raises_only_checkpoint_errors(copied: Path, start: int, junk: bytes, num_removed: int) -> None:
     data = (OFFICIAL.parent / FILES[0]).read_bytes()
     copied.with_name(FILES[0]).write_bytes(data[:start] + junk + data[start + num_removed :])
     try:
@@ -286,7 +284,7 @@ def test_a_mutated_index_raises_nothing_but_a_checkpoint_error(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**ANYWHERE)
-def test_mutated_entries_under_a_right_checksum_raise_nothing_but_a_checkpoint_error(
+def test_mutated_entries_with_a_valid_checksum_raise_only_checkpoint_errors(
     copied: Path, start: int, junk: bytes, num_removed: int
 ) -> None:
     entries = list(read_table((OFFICIAL.parent / FILES[0]).read_bytes()))
@@ -313,7 +311,7 @@ def test_mutated_entries_under_a_right_checksum_raise_nothing_but_a_checkpoint_e
     ),
     header=st.just(HEADER[1]) | st.binary(max_size=12),
 )
-def test_any_entry_under_a_right_checksum_raises_nothing_but_a_checkpoint_error(
+def test_any_entry_with_a_valid_checksum_raises_only_checkpoint_errors(
     tmp_path: Path, value: bytes, header: bytes
 ) -> None:
     prefix = write(tmp_path, table([(b"", header), (b"a", value)]), bytes(16))

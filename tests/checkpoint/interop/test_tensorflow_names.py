@@ -41,7 +41,7 @@ def network(which: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("which", ["official", "scoped", "preactivated"])
-def test_our_network_with_these_weights_gives_the_logits_of_tensorflow(which: str) -> None:
+def test_loaded_weights_give_the_logits_of_tensorflow(which: str) -> None:
     model = network(which)
     load_weights(model, to_resnet(read_tensorflow(FIXTURES / which)), strict=True)
     expected = torch.tensor(EXPECTED[which]["logits"], dtype=torch.float32)
@@ -50,7 +50,7 @@ def test_our_network_with_these_weights_gives_the_logits_of_tensorflow(which: st
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_without_same_padding_the_logits_are_others() -> None:
+def test_the_logits_differ_without_same_padding() -> None:
     shape = {"depths": tuple(EXPECTED["depths"]), "width": EXPECTED["width"]}
     model = build_model("resnet50", num_classes=11, **shape).eval()
     load_weights(model, to_resnet(read_tensorflow(FIXTURES / "official")), strict=True)
@@ -59,7 +59,7 @@ def test_without_same_padding_the_logits_are_others() -> None:
     assert difference > 0.05
 
 
-def test_both_ways_of_naming_give_the_same_names() -> None:
+def test_both_naming_schemes_give_the_same_names() -> None:
     official, scoped = (to_resnet(read_tensorflow(FIXTURES / name)) for name in ("official", "scoped"))
     assert official.keys() == scoped.keys()
     assert scoped["layer1.0.conv2.weight"].shape == (4, 2, 3, 3)  # of two groups
@@ -67,10 +67,10 @@ def test_both_ways_of_naming_give_the_same_names() -> None:
 
 def test_the_background_class_can_be_dropped() -> None:
     tensors = read_tensorflow(FIXTURES / "official")
-    whole, dropped = to_resnet(tensors), to_resnet(tensors, drop_background=True)
-    assert torch.equal(dropped["fc.weight"], whole["fc.weight"][1:])
-    assert torch.equal(dropped["fc.bias"], whole["fc.bias"][1:])
-    assert torch.equal(dropped["conv1.weight"], whole["conv1.weight"])
+    all_classes, dropped = to_resnet(tensors), to_resnet(tensors, drop_background=True)
+    assert torch.equal(dropped["fc.weight"], all_classes["fc.weight"][1:])
+    assert torch.equal(dropped["fc.bias"], all_classes["fc.bias"][1:])
+    assert torch.equal(dropped["conv1.weight"], all_classes["conv1.weight"])
 
 
 def numbered(kernels: list[int], num_norms: int, scope: str = "resnet_model/") -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def numbered(kernels: list[int], num_norms: int, scope: str = "resnet_model/") -
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
-def test_the_order_of_creation_gives_the_depths_of_every_size(name: str) -> None:
+def test_creation_order_gives_the_stage_depths_of_every_resnet(name: str) -> None:
     is_basic = name in ("resnet18", "resnet34")
     model = build_model(name, project_first=True)
     depths = [len(model.get_submodule(f"layer{i}")) for i in range(1, 5)]
@@ -102,7 +102,7 @@ def test_the_order_of_creation_gives_the_depths_of_every_size(name: str) -> None
     assert {key.rpartition(".")[0] for key in state} == modules
 
 
-def test_layers_are_taken_in_the_order_of_their_numbers_not_of_their_names() -> None:
+def test_layers_are_ordered_by_number_not_by_name() -> None:
     kernels = [7, *[1, 1, 3, 1], *[1, 3, 1] * 3]
     tensors = numbered(kernels, len(kernels))
     state = to_resnet(dict(sorted(tensors.items())))
@@ -112,7 +112,7 @@ def test_layers_are_taken_in_the_order_of_their_numbers_not_of_their_names() -> 
     assert state["layer1.3.conv1.weight"].unique().item() == 11
 
 
-def test_a_stage_without_projection_is_the_first() -> None:
+def test_the_stage_without_projection_is_the_first() -> None:
     state = to_resnet(numbered([7, 3, 3, 3, 3, 1, 3, 3], 8, scope="resnet34/"))
     blocks = {key.split(".conv")[0] for key in state if ".conv" in key}
     assert blocks == {"layer1.0", "layer1.1", "layer2.0"}
@@ -149,6 +149,6 @@ def test_two_networks_need_a_scope() -> None:
         ),
     ],
 )
-def test_what_does_not_add_up_is_refused_with_the_reason(tensors: dict[str, Tensor], reason: str) -> None:
+def test_inconsistent_variables_are_rejected_with_the_reason(tensors: dict[str, Tensor], reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):
         to_resnet(tensors)

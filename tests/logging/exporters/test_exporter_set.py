@@ -127,8 +127,8 @@ def _train(loggers: str, *, resume: bool = False, kill_at: int | None = None, ou
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
-    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event).folder
+    overrides = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
+    return reconv.train("quickstart", out=out, overrides=overrides, resume=resume, on_event=on_event).folder
 
 
 def _calls(calls: Path, name: str) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def test_mlflow_continues_the_run_in_the_run_directory(calls: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_logger_without_its_package_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_without_its_package_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError) as error:
         reconv.train("quickstart", overrides=[("loggers", name, "--set")])

@@ -32,8 +32,8 @@ def _train(*, resume: bool = False, kill_at: int | None = None) -> Path:
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in SMALL.items()]
-    return reconv.train("quickstart", out="run", overrides=given, resume=resume, on_event=on_event).folder
+    overrides = [(field, value, "--set") for field, value in SMALL.items()]
+    return reconv.train("quickstart", out="run", overrides=overrides, resume=resume, on_event=on_event).folder
 
 
 def _read(folder: Path) -> Any:

@@ -44,8 +44,8 @@ def _train(out: str, loggers: str, *, resume: bool = False, kill_at: int | None 
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
-    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event).folder
+    overrides = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
+    return reconv.train("quickstart", out=out, overrides=overrides, resume=resume, on_event=on_event).folder
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -60,7 +60,7 @@ def _marks(path: Path) -> list[dict[str, Any]]:
 
 
 def test_tables_of_a_resumed_run_equal_those_of_an_uninterrupted_one() -> None:
-    whole = _train("whole", "csv")
+    uninterrupted = _train("uninterrupted", "csv")
     with pytest.raises(KilledError):
         _train("killed", "csv", kill_at=5)
     killed = Path("killed")
@@ -74,7 +74,7 @@ def test_tables_of_a_resumed_run_equal_those_of_an_uninterrupted_one() -> None:
         "validation.csv": ("weights", "step", "epoch", "top1", "top5", "loss", "best", "num_samples"),
     }
     for name, columns in tables.items():
-        expected = [[row[column] for column in columns] for row in _rows(whole / name)]
+        expected = [[row[column] for column in columns] for row in _rows(uninterrupted / name)]
         assert [[row[column] for column in columns] for row in _rows(killed / name)] == expected
     assert [row["step"] for row in _rows(killed / "training.csv")] == [str(step) for step in range(1, 9)]
     assert [row["step"] for row in _rows(killed / "validation.csv")] == ["3", "6", "8"]
@@ -101,7 +101,7 @@ def test_loggers_added_at_a_resume_have_the_whole_run() -> None:
     assert [mark["key"] for mark in _marks(run / "mlperf.log")].count("run_start") == 1
 
 
-def test_no_exporter_is_on_by_default() -> None:
+def test_no_exporter_is_enabled_by_default() -> None:
     run = _train("run", "off")
     assert {path.name for path in run.iterdir()} == {
         *("recipe.yaml", "events.jsonl", "summary.json", "report.html", "best.json", "lock", "checkpoints", "images"),
@@ -118,13 +118,13 @@ def export(tmp_path: Path) -> Export:
     folder.mkdir()
 
     def run(events: Sequence[Event]) -> Path:
-        given = [
+        overrides = [
             ("loggers", "csv,mlperf", "--set"),
             ("expect.value", "0.9", "--set"),
             ("expect.tolerance", "0", "--set"),
         ]
         warnings: list[Event] = []
-        exporters = ExporterSet(load("quickstart", given).recipe, folder, warnings.append)
+        exporters = ExporterSet(load("quickstart", overrides).recipe, folder, warnings.append)
         with EventLog(folder / "events.jsonl") as log:
             for event in events:
                 exporters.on_event(log.write(event))
