@@ -3,9 +3,9 @@
     python -m benchmarks.ssd_vs_torchvision --data VOC --out RUN --json FILE [--images 90000] [--limit-s 560]
 
 VOC has JPEGImages, Annotations and ImageSets/Main; torchvision must be installed, with its compiled operations. Ours is
-`reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run folder; --init gives weights for its backbone. Theirs is
-`ssd300_vgg16(weights=None, weights_backbone=None)` with its own matching, losses and post-processing, fed by our loader
-with the same order, crops, flips and colors (overrides of `augment` and `data` apply to both). Both see the same
+`reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run directory; --init gives weights for its backbone. Theirs
+is `ssd300_vgg16(weights=None, weights_backbone=None)` with its own matching, losses and post-processing, fed by our
+loader with the same order, crops, flips and colors (overrides of `augment` and `data` apply to both). Both see the same
 number of images, with SGD, momentum 0.9, weight decay 5e-4, bf16 with losses in fp32, a warm-up over 8 % and a cosine
 to zero; each has its own learning rate (for 32 images) and batch size, theirs those of torchvision's reference (0.002,
 32). Both give up to 200 boxes with a score above 0.01 for each validation image resized to 300 x 300, and the same

@@ -80,7 +80,7 @@ def checkpointed_forward(
 
 
 def choose_stages(
-    model: nn.Module, wish: Sequence[str] | Literal["auto", "all"], image: Sequence[int], dtype: torch.dtype
+    model: nn.Module, requested: Sequence[str] | Literal["auto", "all"], image: Sequence[int], dtype: torch.dtype
 ) -> ActivationCheckpointing:
     """The stages that a recipe wants recomputed, for images [channels, height, width] of a dtype."""
     if not isinstance(model, ReconvModel):
@@ -91,12 +91,12 @@ def choose_stages(
         )
     stages = [*_trace_stages(model, image, dtype)]
     names = [stage.name for stage in stages]
-    if wish == "all":
+    if requested == "all":
         chosen = tuple(names[:-1])  # the last one's activations are needed at once anyway
-    elif wish == "auto":
+    elif requested == "auto":
         chosen = _heaviest(stages)
     else:
-        chosen = tuple(_matching(names, wish))
+        chosen = tuple(_matching(names, requested))
     return _plan_checkpointing(stages, tuple((name,) for name in chosen))
 
 
@@ -131,19 +131,19 @@ def _heaviest(stages: Sequence[_StageMemory]) -> tuple[str, ...]:
     return tuple(name for name in names if name in chosen)
 
 
-def _matching(names: Sequence[str], wish: Sequence[str]) -> Iterator[str]:
+def _matching(names: Sequence[str], requested: Sequence[str]) -> Iterator[str]:
     """The stages given by name, by the first part of the name, or by a pattern."""
 
     def matches(name: str, pattern: str) -> bool:
         return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
 
-    for pattern in wish:
+    for pattern in requested:
         if not any(matches(name, pattern) for name in names):
             raise RecipeError(
                 f"memory.activation_checkpointing: there is no stage {pattern!r}",
                 then=f"the stages are: {', '.join(names)}",
             )
-    return (name for name in names if any(matches(name, pattern) for pattern in wish))
+    return (name for name in names if any(matches(name, pattern) for pattern in requested))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class InitScheme:
 
     conv: str = "fan_out"
     linear: str = "torch"
-    zero_init_norms: frozenset[str] = frozenset()  # names of the norms whose weight starts at zero
+    zero_init_norms: frozenset[str] = frozenset()  # names of the norms whose weight is initialized to zero
     glorot_convs: frozenset[str] = frozenset()  # names of convolutions with Keras' default (Glorot) instead
 
 
@@ -217,7 +217,7 @@ def _describe(hint: Any) -> str:
 
 
 def zero_gamma_norms(rule: ZeroGamma, last_norms: Iterable[tuple[str, bool]]) -> frozenset[str]:
-    """The norms whose weight starts at zero, from each block's last norm and whether the block has a shortcut."""
+    """The norms whose weight is initialized to zero, from each block's last norm and whether it has a shortcut."""
     return frozenset(
         norm for norm, has_shortcut in last_norms if rule == "always" or (rule == "no-projection" and has_shortcut)
     )

@@ -19,7 +19,7 @@ from reconv.models.architecture import InitScheme, ReconvModel
 from reconv.models.external import reinit_external
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-# The standard deviation of a normal truncated at two deviations. TensorFlow divides by it to get the wanted variance.
+# The standard deviation of a normal truncated at two deviations. TensorFlow divides by it to get the given variance.
 _TRUNCATED_STD = 0.87962566103423978
 _SKIPPED_INITS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)  # of convolutions and linear layers
 _SMALL_STD = 0.01  # of `normal` and `truncated`: MobileNetV2's head, all of GoogLeNet
@@ -62,8 +62,8 @@ def _init_parameter(
     generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
     values = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(module, NORMS):
-        starts_at_one = own_name == "weight" and name not in rule.zero_init_norms
-        return values.fill_(1.0 if starts_at_one else 0.0)
+        is_one = own_name == "weight" and name not in rule.zero_init_norms
+        return values.fill_(1.0 if is_one else 0.0)
     if isinstance(module, nn.Conv2d):
         return _init_conv(values, module, own_name, "glorot" if name in rule.glorot_convs else rule.conv, generator)
     if isinstance(module, nn.Linear):

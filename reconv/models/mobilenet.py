@@ -120,7 +120,7 @@ class MobileNetV2(ReconvModel):
         return logits
 
     def _zero_init_norms(self) -> frozenset[str]:
-        """The norms whose weight starts at zero."""
+        """The norms whose weight is initialized to zero."""
         blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, InvertedResidual))
         return zero_gamma_norms(
             self.spec.zero_gamma, ((f"{name}.{block.last_norm}", block.has_shortcut) for name, block in blocks)

@@ -40,7 +40,7 @@ def assert_forms_are_near(forms: Iterable[Candidate], given: ConvInputs, shape: 
 
 @all_dtypes
 @pytest.mark.parametrize("channels, side", GATED)
-def test_means_gates_and_concatenations(channels: int, side: int, dtype: torch.dtype) -> None:
+def test_global_avg_pool_gate_and_concat(channels: int, side: int, dtype: torch.dtype) -> None:
     x, other = (random_tensor(8, channels, side, side, dtype=dtype) for _ in range(2))
     gate = random_tensor(8, channels, 1, 1, dtype=dtype)
     parts = [x, other[:, :24].contiguous(memory_format=torch.channels_last), other]
@@ -56,7 +56,7 @@ def test_means_gates_and_concatenations(channels: int, side: int, dtype: torch.d
 
 @half_dtypes
 @pytest.mark.parametrize("adds, gates", [(False, False), (True, False), (True, True)])
-def test_every_form_of_a_1x1_convolution_but_that_of_cudnn(adds: bool, gates: bool, dtype: torch.dtype) -> None:
+def test_every_candidate_of_a_1x1_convolution_except_cudnn(adds: bool, gates: bool, dtype: torch.dtype) -> None:
     for channels, outputs, side, act in CONV1X1:
         given = ConvInputs(
             random_tensor(8, channels, side, side, dtype=dtype),
@@ -84,7 +84,7 @@ def test_depthwise_convolution(channels: int, side: int, kernel: int, stride: in
 
 @half_dtypes
 @pytest.mark.parametrize("kernel, outputs", [(3, 32), (3, 48), (7, 64)])
-def test_stem_plain_and_over_blocks_of_pixels(kernel: int, outputs: int, dtype: torch.dtype) -> None:
+def test_stem_plain_and_space_to_depth(kernel: int, outputs: int, dtype: torch.dtype) -> None:
     x, weight = random_tensor(8, 3, 224, 224, dtype=dtype), random_tensor(outputs, 3, kernel, kernel, dtype=dtype)
     given = ConvInputs(x, weight, random_tensor(1, outputs, 1, 1, dtype=dtype).flatten())
     shape = ConvConfig((2, 2), (kernel // 2, kernel // 2), (1, 1), 1, "silu")

@@ -64,7 +64,7 @@ def images(run: PreparedRun, *, training: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_batches_decoded_on_the_gpu_are_near_those_of_the_host(tree: Path, training: bool) -> None:
+def test_gpu_decoded_batches_are_close_to_the_host(tree: Path, training: bool) -> None:
     on_gpu = images(opened(tree, backend="gpu", gpu_decode_fraction=1.0), training=training)
     on_host = images(opened(tree, backend="threads"), training=training)
     assert on_gpu.shape == on_host.shape

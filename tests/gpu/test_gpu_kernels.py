@@ -121,7 +121,7 @@ def test_batch_norm(form: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kernel", STEM_KERNELS)
-def test_stem_over_blocks_of_pixels(kernel: int) -> None:
+def test_stem_space_to_depth(kernel: int) -> None:
     images = random_tensor(4, 3, 224, 224, dtype=torch.bfloat16)
     weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
     blocks = F.conv2d(stem.space_to_depth(images, kernel, images.dtype).double(), stem.space_to_depth_weight(weight))
@@ -173,7 +173,7 @@ def test_norm_and_conv1x1(groups: tuple[int, ...], act: reference.Activation, dt
     [PoolWindow(3, 1, 1, True), PoolWindow(3, 2, 0, True), PoolWindow(2, 2, 0, True), PoolWindow(3, 2, 1, False)],
     ids=str,
 )
-def test_max_pool_gives_the_bits_of_torch(window: PoolWindow, dtype: torch.dtype) -> None:
+def test_max_pool_is_bitwise_equal_to_torchs(window: PoolWindow, dtype: torch.dtype) -> None:
     x = random_tensor(8, 192, 29, 28, dtype=dtype).mul(2).round().requires_grad_()  # many equal values
     again = x.detach().clone().requires_grad_()
     y = max_pool.max_pool(x, window)

@@ -51,7 +51,7 @@ def train(settings: Mapping[str, object]) -> Trained:
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-def test_losses_of_the_fast_path_equal_those_of_plain_steps(precision: str) -> None:
+def test_losses_with_fused_kernels_and_graphs_equal_plain_steps(precision: str) -> None:
     settings = {**SMALL_LR, "precision.mode": precision}
     fast, plain = train(settings), train({**settings, "engine.compile": "off"})
     assert fast.losses == pytest.approx(plain.losses, rel=TOLERANCES[precision])

@@ -44,7 +44,7 @@ def test_all_evaluates_every_checkpoint_once_in_order(classifier: Path) -> None:
     assert raw[2].metrics == reconv.evaluate(classifier, weights="raw")[0].metrics
 
 
-def test_all_refuses_what_is_one_evaluation(classifier: Path, tmp_path: Path) -> None:
+def test_all_rejects_options_of_a_single_evaluation(classifier: Path, tmp_path: Path) -> None:
     for options in ({"samples": 50}, {"weights": "averaged"}):
         with pytest.raises(UsageError, match="--all"):
             reconv.evaluate(classifier, all=True, **options)
@@ -87,7 +87,7 @@ def test_a_run_its_checkpoint_and_its_weights_file_give_the_same_metrics(classif
     assert by_checkpoint.metrics == by_run.metrics == by_file.metrics
 
 
-def test_missing_runs_and_wrong_recipes_are_refused(classifier: Path, tmp_path: Path) -> None:
+def test_missing_runs_and_wrong_recipes_are_rejected(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         reconv.evaluate(tmp_path / "nowhere")
     bare = tmp_path / "bare.safetensors"

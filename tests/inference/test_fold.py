@@ -44,19 +44,19 @@ def _num_norms(model: nn.Module) -> int:
 def test_a_folded_network_has_the_outputs_of_the_original(case: str) -> None:
     name, options, side = CASES[case]
     model = _trained(build_model(name, num_classes=7, **options))
-    answers, num_folded = fold_batch_norms(model, (3, side, side))
+    folded, num_folded = fold_batch_norms(model, (3, side, side))
     images = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(answers(images), model(images), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(folded(images), model(images), rtol=1e-9, atol=1e-9)
     assert num_folded > 0
-    assert _num_norms(answers) == _num_norms(model) - num_folded
+    assert _num_norms(folded) == _num_norms(model) - num_folded
 
 
 def test_every_norm_of_a_resnet_is_folded_and_the_original_is_unchanged() -> None:
     model = _trained(build_model("resnet50"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    answers, num_folded = fold_batch_norms(model, (3, 64, 64))
-    assert (num_folded, _num_norms(answers), _num_norms(model)) == (53, 0, 53)
+    folded, num_folded = fold_batch_norms(model, (3, 64, 64))
+    assert (num_folded, _num_norms(folded), _num_norms(model)) == (53, 0, 53)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -88,21 +88,21 @@ class _Twice(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [_Shared, _Twice])
-def test_a_norm_stays_where_folding_would_change_another_reader(kind: type[nn.Module]) -> None:
+def test_a_norm_is_kept_if_its_conv_has_other_consumers(kind: type[nn.Module]) -> None:
     model = _trained(kind())
-    answers, num_folded = fold_batch_norms(model, (3, 8, 8))
+    folded, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 0
     with torch.no_grad():
-        assert torch.equal(answers(images), model(images))
+        assert torch.equal(folded(images), model(images))
 
 
-def test_what_another_package_does_after_its_norm_is_kept() -> None:
+def test_the_activation_of_an_external_norm_is_kept() -> None:
     theirs = nn.BatchNorm2d(4)
     model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(theirs, nn.Identity(), nn.ReLU())))
-    answers, num_folded = fold_batch_norms(model, (3, 8, 8))
+    folded, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 1
     with torch.no_grad():
-        torch.testing.assert_close(answers(images), model(images))
-        assert float(answers(images).min()) == 0
+        torch.testing.assert_close(folded(images), model(images))
+        assert float(folded(images).min()) == 0

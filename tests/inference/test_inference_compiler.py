@@ -27,15 +27,15 @@ def images(size: int, rows: int = 2, channels: int = 3) -> Tensor:
     return values.contiguous(memory_format=torch.channels_last)
 
 
-def joint(compiled: Any) -> list[tuple[bool, str]]:
-    """Of each joint operation, whether something is added and the activation."""
+def fused_convs(compiled: Any) -> list[tuple[bool, str]]:
+    """For each fused convolution: whether it adds a residual, and its activation."""
     assert isinstance(compiled, fx.GraphModule)
     nodes = [node for node in compiled.graph.nodes if node.target is conv_bias_act]
     return [(node.args[3] is not None, node.args[5].act) for node in nodes]
 
 
 def calls(compiled: Any, target: object) -> int:
-    """How often the list calls a function."""
+    """How often the graph calls a function."""
     assert isinstance(compiled, fx.GraphModule)
     return sum(node.target is target for node in compiled.graph.nodes)
 
@@ -68,7 +68,7 @@ def test_outputs_equal_the_models(name: str, options: dict[str, Any], size: int,
     # In float64, which kernels do not take: whole networks are slow in Triton's interpreter, which small ones are for.
     model, _ = fold_batch_norms(model.double().to(memory_format=torch.channels_last), (3, size, size))
     compiled, num_fused = compile_inference(model, images(size).double())
-    found = joint(compiled)
+    found = fused_convs(compiled)
     assert num_fused == len(found) > 0
     assert {kind: found.count(kind) for kind in set(found)} == counts
     with torch.inference_mode():
@@ -101,12 +101,12 @@ def test_an_inception_block_uses_fused_pool_and_concat() -> None:
 
 
 def gated_products(compiled: Any) -> int:
-    """Joint convolutions that took in a gate."""
+    """The number of fused convolutions with a gate."""
     assert isinstance(compiled, fx.GraphModule)
     return sum(node.target is conv_bias_act and node.args[4] is not None for node in compiled.graph.nodes)
 
 
-def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() -> None:
+def test_a_gate_is_fused_with_the_sum_and_activation_after_it() -> None:
     model = build_model("resnet10", num_classes=4, width=8, se_units=4)
     init_weights(model, 0)
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (3, 16, 16))
@@ -119,7 +119,7 @@ def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() ->
 
 
 @pytest.mark.parametrize("in_channels", [8, 16])  # the second has a shortcut
-def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels: int) -> None:
+def test_a_gate_is_fused_into_its_only_consumer_a_1x1_conv(in_channels: int) -> None:
     model: nn.Module = MBConv(EfficientNetSpec(), in_channels, 16, expansion=2, kernel=3, stride=1).eval()
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (in_channels, 6, 6))
     compiled, num_fused = compile_inference(model, images(6, channels=in_channels))
@@ -135,7 +135,7 @@ def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels
 
 
 class Shared(nn.Module):
-    """Images times their gate are read by two convolutions."""
+    """Gated images with two convolutions as consumers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Shared(nn.Module):
         return total
 
 
-def test_a_gate_that_two_convolutions_read_is_multiplied_once() -> None:
+def test_a_gate_with_two_consumers_is_multiplied_once() -> None:
     model = Shared().eval()
     compiled, num_fused = compile_inference(model, images(5, channels=8))
     assert (num_fused, gated_products(compiled), calls(compiled, gate_add_act)) == (4, 0, 1)
@@ -169,7 +169,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1, 1), (8, 1, 1), (), (8, 5, 5)], ids=str)
-def test_a_product_with_no_gate_of_each_image_is_left_to_torch(shape: tuple[int, ...]) -> None:
+def test_other_products_are_not_fused(shape: tuple[int, ...]) -> None:
     model = Gated(shape).eval()
     compiled, _ = compile_inference(model, images(5, channels=8))
     assert (calls(compiled, gate_add_act), calls(compiled, global_avg_pool)) == (0, 1)
@@ -178,40 +178,42 @@ def test_a_product_with_no_gate_of_each_image_is_left_to_torch(shape: tuple[int,
         torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
-class Forked(nn.Module):
-    """What a convolution gives is read twice, so nothing may be joined to it."""
+class TwoConsumers(nn.Module):
+    """A convolution output with two consumers, so nothing may be fused with it."""
 
-    def __init__(self, in_place: bool, is_rank0: bool) -> None:
+    def __init__(self, in_place: bool, act_first: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3)
         self.act = nn.ReLU(in_place)
-        self.is_rank0 = is_rank0  # the activation, before the other use
+        self.act_first = act_first  # the activation runs before the other consumer
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
-        total: Tensor = self.act(y) + 2 * y if self.is_rank0 else 2 * y + self.act(y)
+        total: Tensor = self.act(y) + 2 * y if self.act_first else 2 * y + self.act(y)
         return total
 
 
 @pytest.mark.parametrize(
-    ("in_place", "is_rank0", "kinds"),
+    ("in_place", "act_first", "kinds"),
     [
         (False, False, [(False, "none")]),
         (False, True, [(False, "none")]),
-        (True, False, []),  # the other use wants what was there before
-        (True, True, [(False, "relu")]),  # both uses want what is there now
+        (True, False, []),  # the other consumer needs the value before the activation
+        (True, True, [(False, "relu")]),  # both consumers need the value after the activation
     ],
 )
-def test_what_is_read_twice_keeps_its_value(in_place: bool, is_rank0: bool, kinds: list[tuple[bool, str]]) -> None:
-    model = Forked(in_place, is_rank0).eval()
+def test_a_conv_with_two_consumers_keeps_its_output(
+    in_place: bool, act_first: bool, kinds: list[tuple[bool, str]]
+) -> None:
+    model = TwoConsumers(in_place, act_first).eval()
     compiled, num_fused = compile_inference(model, images(8))
-    assert joint(compiled) == kinds and num_fused == len(kinds)
+    assert fused_convs(compiled) == kinds and num_fused == len(kinds)
     with torch.inference_mode():
         assert torch.equal(compiled(images(8)), model(images(8)))
 
 
-class Ends(nn.Module):
-    """A convolution and what follows it, which looks like what could be joined to it."""
+class ConvThen(nn.Module):
+    """A convolution followed by operations that look fusible."""
 
     def __init__(self, conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -232,19 +234,19 @@ class Ends(nn.Module):
         (nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4), lambda y, x: torch.relu(x + y), [(True, "relu")]),
     ],
 )
-def test_a_sum_is_joined_where_it_is_of_two_tensors_of_one_shape_and_type(
+def test_only_sums_of_equal_shape_and_dtype_are_fused(
     conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor], kinds: list[tuple[bool, str]]
 ) -> None:
-    model = Ends(conv, end).eval()
+    model = ConvThen(conv, end).eval()
     compiled, _ = compile_inference(model, images(5, channels=8))
-    assert joint(compiled) == kinds
+    assert fused_convs(compiled) == kinds
     with torch.inference_mode():
         given = images(5, channels=8)
         torch.testing.assert_close(compiled(given), model(given))
 
 
-class Opened(nn.Module):
-    """Images times a gate of some type, and a convolution of that."""
+class GatedConv(nn.Module):
+    """A convolution of images times a gate of a given dtype."""
 
     def __init__(self, dtype: torch.dtype, **options: Any) -> None:
         super().__init__()
@@ -266,20 +268,20 @@ class Opened(nn.Module):
         (torch.float64, {}, (0, 0)),
     ],
 )
-def test_a_gate_is_taken_in_by_a_plain_1x1_alone_and_only_in_the_type_of_its_images(
+def test_a_gate_is_fused_only_into_a_plain_1x1_conv_of_its_dtype(
     dtype: torch.dtype, options: dict[str, Any], counts: tuple[int, int]
 ) -> None:
-    model = Opened(dtype, **options).eval()
+    model = GatedConv(dtype, **options).eval()
     compiled, _ = compile_inference(model, images(5, channels=8))
     assert (gated_products(compiled), calls(compiled, gate_add_act)) == counts
-    assert calls(compiled, global_avg_pool) == 0  # their type is given
+    assert calls(compiled, global_avg_pool) == 0  # the mean has an explicit dtype
     with torch.inference_mode():
         given = images(5, channels=8)
         torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Overwritten(nn.Module):
-    """What a convolution reads changes after it, through another name of the same memory, and before its sum."""
+    """The convolution's input is modified in place through an alias, after the convolution and before its sum."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -304,37 +306,37 @@ class Overwritten(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["view", "part", "list", "kept", "named"])
-def test_nothing_is_moved_where_memory_is_written_to_by_another_name(how: str) -> None:
+def test_nothing_is_fused_if_shared_memory_is_modified_in_place(how: str) -> None:
     model = Overwritten(how).eval()
     compiled, num_fused = compile_inference(model, images(4))
     assert num_fused == 0
     with torch.inference_mode():
         for rows in (3, 1):
-            answers = []
+            outputs = []
             for network in (compiled, model):
                 model.get_buffer("bias").zero_()
-                answers.append(network(images(4, rows)))
-            assert torch.equal(*answers)
+                outputs.append(network(images(4, rows)))
+            assert torch.equal(*outputs)
 
 
-def test_a_clamp_that_is_no_relu6_is_left_alone() -> None:
+def test_a_clamp_other_than_relu6_is_not_fused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(0, 5)).eval()
     compiled, _ = compile_inference(model, images(8))
-    assert joint(compiled) == [(False, "none")]
+    assert fused_convs(compiled) == [(False, "none")]
     with torch.inference_mode():
         torch.testing.assert_close(compiled(images(8)), model(images(8)))
 
 
 class Pools(nn.Module):
-    """Two pools, of which one is asked for its places."""
+    """Two max-pools; the indices of the second are used."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         values = nn.functional.max_pool2d(x, 3, 2, 1)
-        again, places = nn.functional.max_pool2d(values, 2, return_indices=True)
-        return again, places
+        again, indices = nn.functional.max_pool2d(values, 2, return_indices=True)
+        return again, indices
 
 
-def test_a_pool_gives_its_values_alone_where_nobody_reads_places() -> None:
+def test_a_max_pool_is_replaced_if_its_indices_are_unused() -> None:
     compiled, _ = compile_inference(Pools().eval(), images(16))
     assert calls(compiled, max_pool) == 1
     with torch.inference_mode():
@@ -342,7 +344,7 @@ def test_a_pool_gives_its_values_alone_where_nobody_reads_places() -> None:
             assert torch.equal(a, b)
 
 
-def test_a_pool_of_another_shape_is_left_to_torch() -> None:
+def test_non_square_or_dilated_max_pools_are_not_replaced() -> None:
     model = nn.Sequential(nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, dilation=2, stride=1), nn.MaxPool2d(2)).eval()
     compiled, _ = compile_inference(model, images(24))
     assert calls(compiled, max_pool) == 1

@@ -24,7 +24,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("no_blocking_pipe")
-def test_a_pipe_in_a_folder_is_a_bad_image_and_a_named_one_is_read(classifier: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_read_only_if_named(classifier: Path, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")
     (tmp_path / "c.png").symlink_to(tmp_path / "not-mounted.png")
@@ -40,7 +40,7 @@ def test_a_pipe_in_a_folder_is_a_bad_image_and_a_named_one_is_read(classifier: P
     assert named.classes == good.classes
 
 
-def test_missing_images_are_refused(classifier: Path, tmp_path: Path) -> None:
+def test_missing_images_are_an_error(classifier: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "none.png", tmp_path):
         with pytest.raises(DataError):
             reconv.predict(classifier, [path])
@@ -101,7 +101,7 @@ def test_the_command_prints_a_row_per_box_and_json_has_the_corners(
     assert len(prediction["boxes"][0]["box_xyxy"]) == 4
 
 
-def test_a_classifier_has_no_boxes_to_filter_or_save(classifier: Path, photo: Path, tmp_path: Path) -> None:
+def test_box_options_are_rejected_for_a_classifier(classifier: Path, photo: Path, tmp_path: Path) -> None:
     for options in ({"min_score": 0.5}, {"save_images": tmp_path / "saved"}):
         with pytest.raises(UsageError, match="detectors"):
             reconv.predict(classifier, [photo], **options)

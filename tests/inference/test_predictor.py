@@ -60,7 +60,7 @@ def test_every_kind_of_input_gives_the_same_prediction(classifier: Path, tmp_pat
     assert all(other.classes == first.classes for other in others)
 
 
-def test_pil_images_are_turned_upright_as_files_are(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied_to_pil_images_and_files(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
     Image.fromarray(np.arange(60, dtype=np.uint8).reshape(6, 10)).save(tmp_path / "turned.png", exif=exif)
@@ -70,12 +70,12 @@ def test_pil_images_are_turned_upright_as_files_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3)), np.zeros((4, 4, 2), np.uint8), torch.zeros(3, 4, 4)])
-def test_arrays_of_other_types_and_shapes_are_refused(image: ImageInput) -> None:
+def test_arrays_of_other_dtypes_and_shapes_are_rejected(image: ImageInput) -> None:
     with pytest.raises(UsageError, match="shape"):
         to_pil(image, 3)
 
 
-def test_an_image_that_cannot_be_read_raises_or_gets_an_error(classifier: Path) -> None:
+def test_an_unreadable_image_raises_or_returns_an_error(classifier: Path) -> None:
     gray = np.full((8, 8), 90, np.uint8)
     predictor = Predictor.load(classifier)
     good, bad, last = predictor.predict([gray, b"no image", gray], skip_bad=True)
@@ -85,7 +85,7 @@ def test_an_image_that_cannot_be_read_raises_or_gets_an_error(classifier: Path) 
         predictor.predict([gray, b"no image"])
 
 
-def test_an_image_in_place_of_a_run_is_not_taken_for_weights(tmp_path: Path) -> None:
+def test_an_image_is_not_loaded_as_weights(tmp_path: Path) -> None:
     Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
     with pytest.raises(CheckpointError) as caught:
         Predictor.load(tmp_path / "a.png")
@@ -154,7 +154,7 @@ COLOR_FIELDS = {
 }
 
 
-def test_prediction_sees_colors_as_training_saw_them(tmp_path: Path) -> None:
+def test_prediction_preprocesses_colors_as_in_training(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for split, num in (("train", 12), ("val", 6)):
         for name, color in COLORS.items():

@@ -38,11 +38,11 @@ def test_flip_translate_averages_six_explicit_passes(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("tta", "num_views"), [("flip", 2), ("flip-translate", 6)])
-def test_the_weights_of_all_views_add_up_to_one(tta: str, num_views: int) -> None:
+def test_view_weights_sum_to_one(tta: str, num_views: int) -> None:
     weights = [weight for _, weight in views(IMAGES, tta)]
     assert len(weights) == num_views
     assert sum(weights) == 1
 
 
-def test_none_is_the_model_itself(model: nn.Module) -> None:
+def test_no_tta_returns_the_model(model: nn.Module) -> None:
     assert average_views(model, "none") is model

@@ -51,12 +51,12 @@ def parameters(channels: int, seed: int) -> NormParams:
     return NormParams(weight, bias, torch.rand(channels, generator=generator) + 0.5, EPS)
 
 
-def wide(tensor: Tensor) -> Tensor:
+def as_float64(tensor: Tensor) -> Tensor:
     return tensor.detach().double().requires_grad_()
 
 
-def wide_norm(narrow: NormParams) -> NormParams:
-    return NormParams(wide(narrow.weight), wide(narrow.bias), narrow.running_var.double(), narrow.eps)
+def norm_as_float64(narrow: NormParams) -> NormParams:
+    return NormParams(as_float64(narrow.weight), as_float64(narrow.bias), narrow.running_var.double(), narrow.eps)
 
 
 def plain(x: Tensor, of: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import DTYPES, TOLERANCE, alternate, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
+from kernel_cases import (
+    DTYPES,
+    TOLERANCE,
+    alternate,
+    as_float64,
+    assert_near,
+    draw,
+    norm_as_float64,
+    pairwise,
+    parameters,
+    plain,
+)
 from torch import Tensor
 
 from reconv.kernels import reference
@@ -32,7 +43,7 @@ SHAPES = [
 )
 def test_batch_norm_act_equals_the_reference(shape, groups, act, dtype) -> None:
     x, of = draw(shape, dtype, 1, offset=0.5), parameters(shape[1], 2)
-    x64, of64 = wide(x), wide_norm(of)
+    x64, of64 = as_float64(x), norm_as_float64(of)
     y, stats = norm.batch_norm_act(x, of, groups, act)
     z64, recorded = plain(x64, of64, groups)
     y64 = reference.ACTIVATION_FUNCTIONS[act](z64)
@@ -73,7 +84,7 @@ def test_batch_norm_add_act_equals_the_reference(case, has_norm, dtype) -> None:
         draw(shape, dtype, 3),
         parameters(shape[1], 4),
     )
-    x64, of64, other64, other_of64 = wide(x), wide_norm(of), wide(other), wide_norm(other_of)
+    x64, of64, other64, other_of64 = as_float64(x), norm_as_float64(of), as_float64(other), norm_as_float64(other_of)
     if has_norm:
         first, second, *stats = norm.batch_norm_add_norm_act(x, of, other, other_of, groups, act)
         added, recorded = plain(other64, other_of64, groups)
@@ -111,7 +122,7 @@ def test_nan_is_propagated_within_its_group() -> None:
 def test_variance_is_exact_with_a_large_mean() -> None:
     x = draw((8, 16, 6, 6), torch.float32, 1, offset=1000.0).detach()
     _, stats = norm.batch_norm_act(x, parameters(16, 2), (8,), "none")
-    _, recorded = plain(x.double(), wide_norm(parameters(16, 2)), (8,))
+    _, recorded = plain(x.double(), norm_as_float64(parameters(16, 2)), (8,))
     assert_near(stats[:, 1], recorded[:, 1], 1e-5)
 
 

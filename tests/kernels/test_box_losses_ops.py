@@ -70,7 +70,7 @@ def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: Gro
 
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.float16, 2e-3)])
-def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tolerance: float, equal: bool) -> None:
+def test_losses_and_gradients_from_maps_equal_the_reference(dtype: torch.dtype, tolerance: float, equal: bool) -> None:
     of = truth([3, 0, 6, 1], seed=1)
     maps, again = draw_maps(4, 2, dtype, equal), draw_maps(4, 2, dtype, equal)
     weights = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
@@ -93,7 +93,7 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
-def test_the_task_computes_the_same_loss_from_maps_and_from_outputs(dtype: torch.dtype) -> None:
+def test_the_task_loss_from_maps_equals_that_from_outputs(dtype: torch.dtype) -> None:
     of = truth([2, 0, 5], seed=4)
     task = DetectionTask(ANCHORS, RULES, PostprocessConfig(), ("a",) * (NUM_CLASSES - 1), no_annotation)
     shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
@@ -113,7 +113,7 @@ boxes_on_a_grid = st.tuples(*[st.integers(0, 6)] * 2, *[st.integers(0, 5)] * 2).
 
 @settings(max_examples=25)
 @given(st.lists(st.lists(boxes_on_a_grid, max_size=4), min_size=1, max_size=3), st.sampled_from([0.3, 0.5]))
-def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], threshold: float) -> None:
+def test_matching_equals_the_reference_with_ties(images: list[list[Any]], threshold: float) -> None:
     anchors = generate_anchors([0.25], [4], [0.25, 0.5], [(4.0,)])
     rows = torch.zeros(len(images), 5, 4)
     for i, image in enumerate(images):
@@ -126,7 +126,7 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
     assert torch.equal(found[found >= 0].long(), expected.box_index[expected.positive])
 
 
-def test_the_output_of_maps_is_in_the_published_order() -> None:
+def test_predictions_from_maps_are_in_the_published_order() -> None:
     maps = draw_maps(2, 1, torch.float32)
     zeros = tuple((torch.zeros(NUM_CLASSES * b), torch.zeros(4 * b)) for b in PER_CELL)
     codes, logits = SSDFeatureMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).output()

@@ -13,10 +13,10 @@ from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.compile_process import CompilerProcess
 
 TARGET = ("cuda", 90, 32)
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 # In a process of its own: the interpreter that the other tests use compiles nothing.
-FOUND = """
+CACHE_SCRIPT = """
 import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -32,72 +32,70 @@ images = torch.empty(2, dtype=torch.float32), torch.empty(2, dtype=torch.bfloat1
 constants = {"AFTER": 1, "BEFORE": 2, "CHANNELS": 3, "DEPTH": 16, "PIXELS": 256}
 variant = variant_of(space_to_depth, (*images, 1, 2, 3, 4, 5, 6, 7), constants)
 target = ("cuda", 90, 32)
-for answer in CompilerProcess().compile(target, [variant.spec(), ("no_such_module", "kernel", [], {})]):
-    answer.result()
+for future in CompilerProcess().compile(target, [variant.spec(), ("no_such_module", "kernel", [], {})]):
+    future.result()
 driver.set_active(TargetGpu(GPUTarget(*target)))
 compiled = space_to_depth.warmup(*variant.arguments(), grid=(1,), **dict(variant.constants))
 print(found, "cubin" in compiled.asm)
 """
 
 
-def test_what_the_compiler_leaves_in_the_cache_is_what_a_launch_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_finds_the_compiled_kernel_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton warns that this will not be the default
     monkeypatch.delenv("TRITON_INTERPRET")
     script = tmp_path / "script.py"
-    script.write_text(FOUND)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
+    script.write_text(CACHE_SCRIPT)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (ran.stdout.split("\n")[0], ran.stderr) == ("[True] True", "")
 
 
-def test_a_compiler_without_work_ends() -> None:
+def test_a_compiler_without_work_exits() -> None:
     process = CompilerProcess()
     assert process.compile(TARGET, []) == []
-    assert process.process.wait(PATIENCE_S) == 0
+    assert process.process.wait(TIMEOUT_S) == 0
 
 
-def test_a_compiler_that_cannot_run_leaves_everything_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_cannot_start_returns_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    answers = CompilerProcess().compile(TARGET, [("module", "kernel", [], {})] * 3)
-    assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3
+    futures = CompilerProcess().compile(TARGET, [("module", "kernel", [], {})] * 3)
+    assert [future.result(TIMEOUT_S) for future in futures] == [None] * 3
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompilerProcess]]:
-    """Those that were begun and not taken, on a machine that seems to have a GPU."""
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompilerProcess]]:
+    """The started and not yet acquired compilers, on a machine that appears to have a GPU."""
     monkeypatch.setattr(compiler, "_NVIDIA", Path("/dev/null"))
     monkeypatch.setattr(sys, "executable", "/bin/cat")  # waits for its input, as the program does
     yield compiler._started
     compiler.stop_compiler()
 
 
-def test_a_compiler_is_begun_once_and_only_for_a_gpu_that_may_be_there(
-    begun: list[CompilerProcess], monkeypatch: pytest.MonkeyPatch
+def test_the_compiler_starts_once_and_only_with_a_gpu(
+    started: list[CompilerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler.start_compiler("cpu")
-    assert not begun
+    assert not started
     compiler.start_compiler("auto")
     compiler.start_compiler("cuda:1")
-    [first] = begun
-    assert compiler.acquire_compiler() is first and not begun
+    [first] = started
+    assert compiler.acquire_compiler() is first and not started
     first.compile(TARGET, [])
-    first.process.wait(PATIENCE_S)
+    first.process.wait(TIMEOUT_S)
     monkeypatch.setattr(compiler, "_NVIDIA", Path("/no/such/device"))
     compiler.start_compiler("auto")
-    assert not begun
+    assert not started
 
 
-def test_a_compiler_that_is_not_needed_is_let_go(begun: list[CompilerProcess]) -> None:
+def test_an_unused_compiler_is_stopped(started: list[CompilerProcess]) -> None:
     compiler.start_compiler("cuda")
-    [first] = begun
+    [first] = started
     compiler.stop_compiler()
-    assert not begun
-    first.process.wait(PATIENCE_S)
+    assert not started
+    first.process.wait(TIMEOUT_S)
 
 
-TORCHLESS = """
+TORCH_IMPORTING_KERNEL = """
 from pathlib import Path
 
 class Kernel:
@@ -111,15 +109,15 @@ kernel = Kernel()
 """
 
 
-def test_what_is_compiled_finds_no_torch_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "asking.py").write_text(TORCHLESS)
+def test_kernels_cannot_import_torch_in_the_compiler_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch_importer.py").write_text(TORCH_IMPORTING_KERNEL)
     monkeypatch.syspath_prepend(tmp_path)
-    [answer] = CompilerProcess().compile(TARGET, [("asking", "kernel", [], {})])
-    answer.result(PATIENCE_S)
+    [future] = CompilerProcess().compile(TARGET, [("torch_importer", "kernel", [], {})])
+    future.result(TIMEOUT_S)
     assert (tmp_path / "torchless").exists()
 
 
-TALKATIVE = """
+PRINTING_KERNEL = """
 class Kernel:
     def warmup(self, *arguments, grid, **constants):
         print("a dump" * 10_000, flush=True)
@@ -128,8 +126,8 @@ kernel = Kernel()
 """
 
 
-def test_prints_while_compiling_do_not_mix_with_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "talking.py").write_text(TALKATIVE)
+def test_output_of_the_compiler_does_not_corrupt_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "printer.py").write_text(PRINTING_KERNEL)
     monkeypatch.syspath_prepend(tmp_path)
-    answers = CompilerProcess().compile(TARGET, [("talking", "kernel", [], {})] * 3)
-    assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3
+    futures = CompilerProcess().compile(TARGET, [("printer", "kernel", [], {})] * 3)
+    assert [future.result(TIMEOUT_S) for future in futures] == [None] * 3

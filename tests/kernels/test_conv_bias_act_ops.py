@@ -211,6 +211,6 @@ def test_unsupported_channels_are_computed_by_torch() -> None:
     torch.testing.assert_close(conv_then_pointwise(inputs, pointwise()), torch_conv(inputs, pointwise()))
 
 
-def test_on_cpu_torch_computes_it() -> None:
+def test_on_cpu_torch_is_used() -> None:
     inputs = drawn((2, 8, 4, 4), 8, torch.float32, gates=True)
     assert torch.equal(conv_bias_act(*inputs, pointwise()), torch_conv(inputs, pointwise()))

@@ -26,7 +26,7 @@ def noise(height: int, width: int) -> Tensor:
 class Case:
     """Images, a box of each, and what the kernel made of them."""
 
-    pictures: list[Tensor]
+    images: list[Tensor]
     boxes: list[CropBox]
     antialias: bool
     found: Tensor
@@ -36,7 +36,7 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     """Random images and boxes; one pixel, a line, a large image, a box made much smaller, one made larger."""
     rng = np.random.default_rng(5)
-    wanted: list[tuple[int, int, CropBox | None]] = [
+    cases: list[tuple[int, int, CropBox | None]] = [
         (1, 1, (0, 0, 1, 1)),
         (1, 40, (3, 0, 40, 1)),
         (3000, 2500, (2440, 2991, 2500, 3000)),
@@ -44,28 +44,28 @@ def case(request: pytest.FixtureRequest) -> Case:
         (SIZE, SIZE, (0, 0, SIZE, SIZE)),
         *[(int(h), int(w), None) for h, w in rng.integers(1, 40, (6, 2))],
     ]
-    pictures: list[Tensor] = []
+    images: list[Tensor] = []
     boxes: list[CropBox] = []
-    for height, width, box in wanted:
-        pictures.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8)))
+    for height, width, box in cases:
+        images.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8)))
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
         boxes.append(box or (left, top, int(rng.integers(left, width)) + 1, int(rng.integers(top, height)) + 1))
-    return Case(pictures, boxes, request.param, crop(pictures, boxes, SIZE, antialias=request.param))
+    return Case(images, boxes, request.param, crop(images, boxes, SIZE, antialias=request.param))
 
 
-def test_the_kernel_makes_the_plain_forms_pixels(case: Case) -> None:
-    expected = crop_reference(case.pictures, case.boxes, SIZE, antialias=case.antialias)
+def test_the_crop_kernel_equals_the_reference(case: Case) -> None:
+    expected = crop_reference(case.images, case.boxes, SIZE, antialias=case.antialias)
     assert case.found.shape == (11, 3, SIZE, SIZE)
     apart = (case.found.int() - expected.int()).abs()
     assert apart.max() <= 1
     assert (apart > 0).float().mean() < 0.005  # halves that float32 puts on the other side
 
 
-def test_the_pixels_are_the_hosts_within_a_level(case: Case) -> None:
+def test_crops_are_within_one_level_of_the_host(case: Case) -> None:
     row = np.empty((3, SIZE, SIZE), np.uint8)
     apart = []
-    for number, (picture, (left, top, right, bottom)) in enumerate(zip(case.pictures, case.boxes, strict=True)):
-        part = picture.numpy().transpose(1, 2, 0)[top:bottom, left:right]
+    for number, (image, (left, top, right, bottom)) in enumerate(zip(case.images, case.boxes, strict=True)):
+        part = image.numpy().transpose(1, 2, 0)[top:bottom, left:right]
         resize_into(part, "bilinear", case.antialias, row)
         apart.append((case.found[number].int() - torch.from_numpy(row.astype(np.int32))).abs())
     assert torch.stack(apart).max() <= 1
@@ -73,7 +73,7 @@ def test_the_pixels_are_the_hosts_within_a_level(case: Case) -> None:
 
 
 def test_a_row_depends_on_its_own_image_and_box_only(case: Case) -> None:
-    alone = crop(case.pictures[-1:], case.boxes[-1:], SIZE, antialias=case.antialias)
+    alone = crop(case.images[-1:], case.boxes[-1:], SIZE, antialias=case.antialias)
     assert torch.equal(alone[0], case.found[-1])
 
 
@@ -83,14 +83,14 @@ def test_a_non_contiguous_image_is_rejected() -> None:
         crop([turned], [(0, 0, 8, 6)], SIZE)
 
 
-def test_a_box_that_is_not_cut_out_is_resized_like_the_whole_image() -> None:
+def test_resizing_without_cutting_equals_the_host_transform() -> None:
     spec = PreprocessConfig(size=SIZE, resize=SIZE + 3)
-    pictures = [noise(height, width) for height, width in ((40, 31), (9, 33), (SIZE + 3, SIZE + 3))]
-    boxes = [eval_crop_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]
-    planes = [picture.permute(2, 0, 1).contiguous() for picture in pictures]
+    images = [noise(height, width) for height, width in ((40, 31), (9, 33), (SIZE + 3, SIZE + 3))]
+    boxes = [eval_crop_box(image.shape[1], image.shape[0], spec) for image in images]
+    planes = [image.permute(2, 0, 1).contiguous() for image in images]
     found = crop(planes, boxes, SIZE, is_cut=False)
     plain = crop_reference(planes, boxes, SIZE, is_cut=False)
-    expected = torch.stack([torch.from_numpy(host_eval(picture.numpy(), spec)) for picture in pictures])
+    expected = torch.stack([torch.from_numpy(host_eval(image.numpy(), spec)) for image in images])
     assert (found.int() - plain.int()).abs().max() <= 1
     assert (found.int() - expected.int()).abs().max() <= 1
     assert torch.equal(found[2], expected[2])  # nothing to resize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, wide
+from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, pairwise
 
 from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.jit.launch import trace_launches
@@ -34,7 +34,7 @@ def test_stride_1_equals_torchs(shape: tuple[int, ...], kernel: int) -> None:
 def test_stride_2_equals_torchs(shape: tuple[int, ...], kernel: int, dtype: torch.dtype) -> None:
     x, weight = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1)
     y = depthwise_conv(x, weight, 2)
-    exact = wide(x), wide(weight)
+    exact = as_float64(x), as_float64(weight)
     expected = F.conv2d(*exact, stride=2, padding=kernel // 2, groups=shape[1])
     assert_near(y, expected, TOLERANCE[dtype])
     dy = draw(y.shape, dtype, 2)
@@ -44,15 +44,15 @@ def test_stride_2_equals_torchs(shape: tuple[int, ...], kernel: int, dtype: torc
         assert_near(leaf.grad, exactly.grad, TOLERANCE[dtype])
 
 
-def test_a_frozen_filter_and_a_first_layer_get_no_gradient() -> None:
+def test_frozen_weights_and_inputs_without_grad_get_no_gradient() -> None:
     x, weight = torch.randn(2, 8, 5, 5), torch.randn(8, 1, 3, 3)
-    for wanted in ((True, False), (False, True)):
-        leaves = x.clone().requires_grad_(wanted[0]), weight.clone().requires_grad_(wanted[1])
+    for needs_grad in ((True, False), (False, True)):
+        leaves = x.clone().requires_grad_(needs_grad[0]), weight.clone().requires_grad_(needs_grad[1])
         depthwise_conv(*leaves).sum().backward()
-        assert [leaf.grad is not None for leaf in leaves] == list(wanted)
+        assert [leaf.grad is not None for leaf in leaves] == list(needs_grad)
 
 
-def test_the_largest_batches_fit_into_a_launch_grid() -> None:
+def test_large_batches_fit_into_a_launch_grid() -> None:
     """MobileNetV2's first layer of stride 2, of as many images as kernels count."""
     x = torch.empty(1783, 96, 112, 112, dtype=torch.bfloat16, device="meta", requires_grad=True)
     weight = torch.empty(96, 1, 3, 3, dtype=torch.bfloat16, device="meta")

@@ -62,8 +62,8 @@ def test_a_fused_network_keeps_names_parameters_and_copies() -> None:
 
 
 def test_only_norms_are_fused_outside_our_blocks() -> None:
-    foreign = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
-    assert fuse(foreign) == 1 and type(foreign[1]) is not BatchNorm2d
+    external = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    assert fuse(external) == 1 and type(external[1]) is not BatchNorm2d
 
 
 def test_nothing_of_a_network_without_supported_layers_is_fused() -> None:

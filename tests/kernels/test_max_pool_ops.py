@@ -48,7 +48,7 @@ def test_max_pool_equals_torchs(shape: tuple[int, ...], window: PoolWindow, dtyp
     assert torch.equal(x.grad, plain.grad)
 
 
-def test_nan_wins_and_minus_infinity_is_a_value() -> None:
+def test_nan_is_propagated_and_minus_infinity_is_a_value() -> None:
     x = draw((1, 8, 4, 4), torch.float32, seed=1).detach()
     x[0, 0, 1, 1] = torch.nan
     x[0, 1] = -torch.inf
@@ -67,7 +67,7 @@ def test_inference_max_pool_equals_torchs(channels: int) -> None:
     assert torch.equal(pointwise.max_pool(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
 
 
-def test_more_images_than_a_launch_grid_holds_are_pooled_by_torch() -> None:
+def test_max_pool_falls_back_to_torch_beyond_the_launch_grid() -> None:
     x = draw((65536, 8, 1, 2), torch.float16, seed=1).detach()
     assert torch.equal(pointwise.max_pool(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
 
@@ -76,9 +76,7 @@ def test_more_images_than_a_launch_grid_holds_are_pooled_by_torch() -> None:
 @pytest.mark.parametrize(
     ("shape", "num_kernels"), [((65535, 8, 4, 4), 2), ((65536, 8, 4, 4), 0), ((1, 8, 8, 524288), 0)]
 )
-def test_a_layer_with_too_many_images_or_tiles_uses_torch(
-    pool: nn.Module, shape: tuple[int, ...], num_kernels: int
-) -> None:
+def test_a_layer_beyond_the_launch_grid_uses_torch(pool: nn.Module, shape: tuple[int, ...], num_kernels: int) -> None:
     x = torch.empty(shape, device="meta").contiguous(memory_format=torch.channels_last).requires_grad_()
     with trace_launches() as noted:
         pool(x).sum().backward()

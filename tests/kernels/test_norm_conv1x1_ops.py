@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import nn
 
 from reconv.kernels import reference
@@ -21,7 +21,7 @@ def test_norm_act_conv1x1_equals_plain_operations(case, act, dtype) -> None:
     x, filters = draw(shape, dtype, 0), draw((outputs, shape[1], 1, 1), dtype, 1)
     norm = parameters(shape[1], 2)
     y, statistics = batch_norm_act_conv1x1(x, norm, filters, groups, act)
-    exact, exact_norm, exact_filters = wide(x), wide_norm(norm), wide(filters)
+    exact, exact_norm, exact_filters = as_float64(x), norm_as_float64(norm), as_float64(filters)
     z, records = plain(exact, exact_norm, groups)
     expected = F.conv2d(reference.ACTIVATION_FUNCTIONS[act](z), exact_filters)
     assert y.is_contiguous(memory_format=torch.channels_last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import Tensor
 
 from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
@@ -25,7 +25,7 @@ def plain_pool(x: Tensor, window: PoolWindow) -> Tensor:
 def test_norm_relu_max_pool_equals_the_reference(case, uses, dtype, window) -> None:
     shape, groups = case
     x, of = draw(shape, dtype, 1), parameters(shape[1], 2)
-    x64, of64 = wide(x), wide_norm(of)
+    x64, of64 = as_float64(x), norm_as_float64(of)
     first, second, stats = batch_norm_relu_max_pool(x, of, groups, window)
     z64, recorded = plain(x64, of64, groups)
     y64 = plain_pool(F.relu(z64), window)
@@ -41,13 +41,13 @@ def test_norm_relu_max_pool_equals_the_reference(case, uses, dtype, window) -> N
 
 
 @pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
-def test_of_equal_values_in_a_window_the_first_wins(window) -> None:
+def test_ties_in_a_window_go_to_the_first_value(window) -> None:
     x = torch.zeros(1, 8, 4, 4).contiguous(memory_format=torch.channels_last)
     x[:, :, 1:3, 1:3] = 1.0
     x.requires_grad_()
     of = parameters(8, 2)
     y, _, _ = batch_norm_relu_max_pool(x, of, (1,), window)
     y.sum().backward()
-    x64, of64 = wide(x), wide_norm(of)
+    x64, of64 = as_float64(x), norm_as_float64(of)
     plain_pool(F.relu(plain(x64, of64, (1,))[0]), window).sum().backward()
     assert_near(x.grad, x64.grad, 1e-5)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import Tensor, nn
 
 from reconv.kernels import reference
@@ -44,7 +44,7 @@ def test_norm_act_squeeze_excite_equals_plain_operations(
 ) -> None:
     shape, groups = case
     x, norm, weight = drawn(shape, dtype)
-    exact_x, exact_norm, exact_weight = wide(x), wide_norm(norm), wide(weight)
+    exact_x, exact_norm, exact_weight = as_float64(x), norm_as_float64(norm), as_float64(weight)
     y, stats = batch_norm_act_squeeze_excite(x, norm, groups, act, gate_by(weight))
     z, records = plain(exact_x, exact_norm, groups)
     activation = reference.ACTIVATION_FUNCTIONS[act](z)
@@ -67,7 +67,12 @@ def test_norm_squeeze_excite_add_relu_equals_plain_operations(
     shape, groups = case
     x, norm, weight = drawn(shape, dtype)
     other = draw(shape, dtype, seed=5)
-    exact_x, exact_norm, exact_weight, exact_other = wide(x), wide_norm(norm), wide(weight), wide(other)
+    exact_x, exact_norm, exact_weight, exact_other = (
+        as_float64(x),
+        norm_as_float64(norm),
+        as_float64(weight),
+        as_float64(other),
+    )
     first, second, _ = batch_norm_squeeze_excite_add_relu(x, norm, other, groups, gate_by(weight))
     z = plain(exact_x, exact_norm, groups)[0]
     total = z * gate_by(exact_weight)(z.mean((2, 3), keepdim=True)) + exact_other
@@ -107,7 +112,7 @@ def test_more_images_than_a_launch_grid_holds_are_not_supported() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_shortcut_of_another_dtype_is_added_by_torch(dtype: torch.dtype) -> None:
+def test_a_shortcut_of_another_dtype_falls_back_to_torch(dtype: torch.dtype) -> None:
     norm, se, act = BatchNorm2d(8), SqueezeExcitation(8, 2, nn.ReLU()), nn.ReLU()
     norm.groups = (3,)
     x, shortcut = draw((3, 8, 2, 2), torch.float32, seed=1), draw((3, 8, 2, 2), dtype, seed=2)

@@ -18,7 +18,7 @@ from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("has_flips", [False, True])
-def test_images_prepared_in_one_pass_equal_those_of_tensor_operations(has_flips, layout) -> None:
+def test_fused_preprocessing_equals_tensor_operations(has_flips, layout) -> None:
     images = torch.randint(0, 256, (3, 3, 9, 7), dtype=torch.uint8).contiguous(memory_format=layout)
     flips = torch.tensor([True, False, True])
     factor, shift = torch.rand(1, 3, 1, 1) / 50, torch.randn(1, 3, 1, 1)
@@ -59,7 +59,7 @@ def both(
     return made[0], made[1], mirrors.number
 
 
-def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
+def test_a_batch_with_boxes_is_preprocessed_by_one_kernel() -> None:
     boxes = torch.tensor([[[0.1, 0.2, 0.4, 0.5]]]).expand(4, 1, 4)
     given = batch(boxes=boxes, labels=torch.ones(4, 1, dtype=torch.int64))
     plain, quick, copies = both({"hflip": 0.5}, given)
@@ -82,9 +82,9 @@ MIXED = mix_params(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,)
         ({"spec": PreprocessConfig(per_image_standardization=True)}, {}, {}),
         ({"channels_last": False}, {}, {}),
     ],
-    ids=["erased", "jittered", "mixed", "standardised", "in planes"],
+    ids=["erased", "jittered", "mixed", "standardized", "in planes"],
 )
-def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, augment, given) -> None:
+def test_other_transforms_fall_back_to_tensor_operations(more, augment, given) -> None:
     plain, quick, copies = both({"hflip": 0.5, **augment}, batch(**given), **more)
     assert copies == 1
     assert torch.equal(quick["images"], plain["images"])

@@ -66,6 +66,6 @@ def test_a_gate_may_have_any_layout() -> None:
     assert torch.equal(gate_add_act(x, one, None, "none"), x / 2)
 
 
-def test_the_mean_of_more_images_than_a_launch_grid_holds_is_torchs() -> None:
+def test_global_avg_pool_falls_back_to_torch_beyond_the_launch_grid() -> None:
     x = draw((65536, 8, 1, 1), torch.float32, 1).detach()
     assert torch.equal(global_avg_pool(x), x)

@@ -30,7 +30,7 @@ from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[KernelVariant]:
-    """The variants that the interpreter is told to run."""
+    """The variants that the interpreter runs."""
     found: set[KernelVariant] = set()
     run = InterpretedFunction.run
 
@@ -148,10 +148,10 @@ class Counted:
 
 
 def test_a_launch_waits_for_its_kernel_and_warns_once_of_a_failed_compilation() -> None:
-    kernel, other, told = Counted(), Counted(), []
+    kernel, other, warnings = Counted(), Counted(), []
     failed: Future[None] = Future()
     never: Future[None] = Future()
-    register_compilations({kernel: [failed], other: [never]}, told.append)
+    register_compilations({kernel: [failed], other: [never]}, warnings.append)
     thread = Thread(target=launch, args=(kernel, (1,), torch.zeros(1)))
     thread.start()
     assert kernel.launches == 0, "its compilation is under way"
@@ -159,10 +159,10 @@ def test_a_launch_waits_for_its_kernel_and_warns_once_of_a_failed_compilation() 
     thread.join()
     launch(kernel, (1,), torch.zeros(1))
     assert kernel.launches == 2 and other.launches == 0
-    assert len(told) == 1 and "no compiler" in told[0]
+    assert len(warnings) == 1 and "no compiler" in warnings[0]
     never.set_exception(RuntimeError("again"))
     launch(other, (1,), torch.zeros(1))
-    assert other.launches == 1 and len(told) == 1
+    assert other.launches == 1 and len(warnings) == 1
 
 
 TRACING = """

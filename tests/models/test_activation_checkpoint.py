@@ -28,7 +28,7 @@ def saved_bytes(forward: Any, model: ReconvModel, images: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", ["resnet8_cifar", "resnet18", "mobilenet_v2", "googlenet"])
-def test_what_is_counted_without_computing_is_what_torch_keeps(name: str) -> None:
+def test_estimated_activation_memory_equals_what_torch_saves(name: str) -> None:
     model = build_model(name, num_classes=10)
     assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64)
@@ -37,7 +37,7 @@ def test_what_is_counted_without_computing_is_what_torch_keeps(name: str) -> Non
     assert counted == pytest.approx(really, rel=0.02)  # what is kept once for all images is not halved evenly
 
 
-def test_chosen_stages_keep_less_and_give_the_same_gradients() -> None:
+def test_checkpointed_stages_save_memory_and_keep_the_gradients() -> None:
     model = build_model("resnet18", num_classes=10)
     assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64)
@@ -54,7 +54,7 @@ def test_chosen_stages_keep_less_and_give_the_same_gradients() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_auto_saves_half_by_the_stages_that_keep_most() -> None:
+def test_auto_checkpoints_the_largest_stages_until_half_is_saved() -> None:
     with torch.device("meta"):
         model = build_model("resnet50")
     chosen = choose_stages(model, "auto", (3, 224, 224), torch.bfloat16)
@@ -64,7 +64,7 @@ def test_auto_saves_half_by_the_stages_that_keep_most() -> None:
     assert "head" not in everything.names
 
 
-def test_an_unknown_stage_is_refused_with_those_there_are() -> None:
+def test_an_unknown_stage_is_rejected_with_the_valid_ones() -> None:
     with pytest.raises(RecipeError) as caught:
         choose_stages(build_model("resnet18"), ["layer9"], (3, 64, 64), torch.float32)
     assert "layer4.1, head" in caught.value.then

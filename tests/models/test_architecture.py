@@ -13,7 +13,7 @@ from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, make_activation
 from reconv.models.layers.norm import ProxyNorm
 
 
-def test_same_padding_is_tensorflows_on_known_cases() -> None:
+def test_same_padding_equals_tensorflows() -> None:
     assert same_padding(224, 7, 2) == (2, 3)  # the stem: two before, three after
     assert same_padding(112, 3, 2) == (0, 1)  # the max-pool: only at the end
     assert same_padding(7, 3, 2) == (1, 1)
@@ -23,20 +23,20 @@ def test_same_padding_is_tensorflows_on_known_cases() -> None:
 
 @pytest.mark.parametrize("side", [5, 6, 7, 8, 33])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (7, 2), (5, 2), (2, 2)])
-def test_same_outputs_have_the_ceiling_of_the_side(side: int, kernel: int, stride: int) -> None:
+def test_same_padding_output_side_is_rounded_up(side: int, kernel: int, stride: int) -> None:
     x = torch.randn(1, 2, side, side)
     assert SameConv2d(2, 3, kernel, stride)(x).shape[-1] == math.ceil(side / stride)
     assert SameMaxPool2d(kernel, stride)(x).shape[-1] == math.ceil(side / stride)
 
 
-def test_same_convolution_equals_explicit_padding_and_pooling_never_picks_padding() -> None:
+def test_same_conv_equals_explicit_padding_and_max_pool_ignores_padding() -> None:
     x = torch.randn(2, 3, 8, 8)
     conv = SameConv2d(3, 4, 3, 2, bias=False)
     assert torch.equal(conv(x), F.conv2d(F.pad(x, (0, 1, 0, 1)), conv.weight, stride=2))
     assert torch.equal(SameMaxPool2d(3, 2)(-x.abs() - 1).amax() <= -1, torch.tensor(True))
 
 
-def test_padding_changes_only_strided_layers() -> None:
+def test_same_padding_replaces_only_strided_convolutions() -> None:
     model = build_model("resnet18", padding="same")
     strided = {name for name, m in model.named_modules() if isinstance(m, SameConv2d)}
     assert strided == {"conv1", "layer2.0.conv1", "layer3.0.conv1", "layer4.0.conv1"}
@@ -46,9 +46,7 @@ def test_padding_changes_only_strided_layers() -> None:
 @pytest.mark.parametrize(
     ("norm", "kind", "num_norms"), [("group", nn.GroupNorm, 7), ("layer", nn.GroupNorm, 7), ("proxy", ProxyNorm, 4)]
 )
-def test_norms_that_do_not_look_at_the_batch_treat_each_sample_alone(
-    norm: str, kind: type[nn.Module], num_norms: int
-) -> None:
+def test_batch_independent_norms_treat_each_sample_separately(norm: str, kind: type[nn.Module], num_norms: int) -> None:
     groups = {} if norm == "layer" else {"norm_groups": 8}
     model = build_model("resnet8_cifar", num_classes=10, norm=norm, **groups).double().train()
     assert sum(type(m) is kind for m in model.modules()) == num_norms
@@ -62,7 +60,7 @@ def test_layer_norm_is_one_group_and_small_layers_have_one_group_per_channel() -
     assert build_model("resnet8_cifar", norm="group", norm_groups=32).bn1.num_groups == 16
 
 
-def test_groups_that_do_not_divide_are_refused_with_those_that_do() -> None:
+def test_groups_that_do_not_divide_the_channels_are_rejected() -> None:
     with pytest.raises(UsageError, match="norm_groups: 5") as caught:
         build_model("resnet8_cifar", norm="group", norm_groups=5)
     assert "1, 2, 4, 8, 16" in caught.value.then
@@ -78,7 +76,7 @@ def groups_of(name: str, **options: object) -> set[int]:
     ("name", "num_groups"),
     [("resnet18", 32), ("resnext50_32x4d", 32), ("efficientnet_b0", 8), ("mobilenet_v2", 8), ("googlenet", 8)],
 )
-def test_groups_that_are_not_given_are_as_many_as_divide_every_layer(name: str, num_groups: int) -> None:
+def test_default_groups_are_the_most_that_divide_every_layer(name: str, num_groups: int) -> None:
     for norm in ("group", "proxy"):
         assert groups_of(name, norm=norm) == {num_groups}
 
@@ -90,7 +88,7 @@ def test_every_network_has_group_norm_with_a_default_number_of_groups() -> None:
 @pytest.mark.parametrize(
     ("name", "advice"), [("resnet18", (1, 2, 4, 8, 16, 32, 64)), ("efficientnet_b0", (1, 2, 4, 8))]
 )
-def test_the_advised_groups_are_those_that_divide_every_layer(name: str, advice: tuple[int, ...]) -> None:
+def test_suggested_groups_divide_every_layer(name: str, advice: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="norm_groups: 7 does not divide") as caught:
         groups_of(name, norm="group", norm_groups=7)
     assert caught.value.then.endswith("this network: " + ", ".join(map(str, advice)))
@@ -116,7 +114,7 @@ def test_an_option_of_another_norm_is_rejected_and_null_unsets_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value", "said"),
+    ("name", "option", "value", "message"),
     [
         ("efficientnet_b0", "drop_connect", 1.5, "below 1"),
         ("efficientnet_b0", "drop_connect", -0.1, "at least 0"),
@@ -138,16 +136,14 @@ def test_an_option_of_another_norm_is_rejected_and_null_unsets_it(
         ("resnet18", "depths", [2, -1], "at least 1"),
     ],
 )
-def test_a_number_out_of_its_options_range_is_refused_before_anything_is_built(
-    name: str, option: str, value: object, said: str
-) -> None:
+def test_an_option_out_of_range_is_rejected(name: str, option: str, value: object, message: str) -> None:
     with pytest.raises(UsageError, match=f"model option {option}") as caught:
         model_spec(name, **{option: value})
-    assert said in caught.value.why
+    assert message in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["relu", "silu"])
-def test_proxy_norm_gives_gaussian_inputs_activations_of_mean_zero_and_its_variance(name: str) -> None:
+def test_proxy_norm_of_gaussian_inputs_has_zero_mean_and_the_expected_variance(name: str) -> None:
     norm = ProxyNorm(1, 4, eps=1e-5, proxy_eps=1e-3, act=make_activation(name)).double()
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0, 1.0]))
@@ -160,7 +156,7 @@ def test_proxy_norm_gives_gaussian_inputs_activations_of_mean_zero_and_its_varia
     torch.testing.assert_close(output.var(1), variance / (variance + 1e-3), rtol=0.04, atol=0.0)
 
 
-def test_proxy_norm_renormalizes_the_activations_of_a_group_norm_and_learns_its_proxy() -> None:
+def test_proxy_norm_normalizes_group_norm_activations_and_has_gradients() -> None:
     norm, plain = ProxyNorm(2, 4, 1e-5, 0.03, nn.ReLU()), nn.GroupNorm(2, 4, 1e-5)
     x = torch.randn(2, 4, 3, 3)
     assert torch.equal(norm(x), norm.renormalize(torch.relu(plain(x))))
@@ -170,7 +166,7 @@ def test_proxy_norm_renormalizes_the_activations_of_a_group_norm_and_learns_its_
 
 
 @pytest.mark.parametrize("rule", ["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated"])
-def test_grouped_kernels_have_the_deviation_of_their_rule(rule: str) -> None:
+def test_conv_init_of_depthwise_convolutions_has_the_expected_std(rule: str) -> None:
     model = build_model("efficientnet_b0", conv_init=rule)
     weight = model.get_submodule("features.6.1.block.1.0").weight.detach()
     assert weight.shape == (1152, 1, 5, 5)
@@ -185,7 +181,7 @@ def test_grouped_kernels_have_the_deviation_of_their_rule(rule: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "proxy"])
-def test_a_network_of_every_norm_has_a_pass_without_memory(norm: str) -> None:
+def test_every_norm_runs_on_the_meta_device(norm: str) -> None:
     with torch.device("meta"):
         model = build_model("resnet8_cifar", num_classes=4, norm=norm)
         assert model(torch.empty(2, 3, 32, 32)).shape == (2, 4)

@@ -37,7 +37,7 @@ def test_one_group_equals_torchs_batch_norm_with_its_running_statistics() -> Non
     assert ours.num_batches_tracked == 3
 
 
-def test_each_group_is_normalised_by_its_own_statistics() -> None:
+def test_each_group_is_normalized_by_its_own_statistics() -> None:
     norm = BatchNorm2d(3).double()
     state = LayerState(norm)
     x = images_of(7)
@@ -47,14 +47,14 @@ def test_each_group_is_normalised_by_its_own_statistics() -> None:
     assert torch.equal(y[4:], nn.BatchNorm2d(3).double()(x[4:].contiguous()))
 
 
-def test_running_statistics_move_by_the_sample_weighted_mean_over_all_groups_of_the_step() -> None:
+def test_running_statistics_use_the_sample_weighted_mean_of_the_groups() -> None:
     norm = BatchNorm2d(3, momentum=0.25).double()
     state = LayerState(norm)
     x = images_of(9)
     for start, stop, groups in ((0, 6, (4, 2)), (6, 9, (3,))):
         state.set_micro_batch(batch_of(x[start:stop], groups, start), 0)
         norm(x[start:stop])
-        assert torch.equal(norm.running_mean, torch.zeros(3, dtype=torch.float64)), "moved before commit"
+        assert torch.equal(norm.running_mean, torch.zeros(3, dtype=torch.float64)), "updated before commit"
     state.commit(OK)
     parts = [x[:4], x[4:6], x[6:]]
     mean = sum(len(p) * p.mean((0, 2, 3)) for p in parts) / 9
@@ -64,7 +64,7 @@ def test_running_statistics_move_by_the_sample_weighted_mean_over_all_groups_of_
     assert norm.num_batches_tracked == 1
 
 
-def test_a_step_that_is_not_ok_leaves_the_statistics_and_the_next_step_clean() -> None:
+def test_a_skipped_step_does_not_change_running_statistics() -> None:
     norm = BatchNorm2d(3).double()
     state = LayerState(norm)
     before = copy.deepcopy(norm.state_dict())
@@ -82,7 +82,7 @@ def test_a_step_that_is_not_ok_leaves_the_statistics_and_the_next_step_clean() -
     assert norm.num_batches_tracked == 1
 
 
-def test_a_group_of_one_pixel_gives_the_bias_and_keeps_the_variance() -> None:
+def test_a_group_of_one_value_outputs_the_bias_and_keeps_the_variance() -> None:
     norm = BatchNorm2d(3).double()
     nn.init.constant_(norm.bias, 0.5)
     state = LayerState(norm)
@@ -98,7 +98,7 @@ def test_a_group_of_one_pixel_gives_the_bias_and_keeps_the_variance() -> None:
     torch.testing.assert_close(norm.running_mean, 0.1 * x.detach().flatten(1).mean(0))
 
 
-def test_outside_the_engine_the_layer_is_torchs_own() -> None:
+def test_outside_the_trainer_batch_norm_equals_torchs() -> None:
     ours, theirs = BatchNorm2d(3), nn.BatchNorm2d(3)
     x = images_of(5, dtype=torch.float32)
     assert torch.equal(ours(x), theirs(x))
@@ -121,7 +121,7 @@ def run_step(model: nn.Module, x: Tensor, micro: list[tuple[int, ...]]) -> tuple
     return torch.cat(outputs), [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def test_micro_batches_of_whole_groups_equal_the_unsplit_batch() -> None:
+def test_micro_batches_of_whole_groups_equal_the_full_batch() -> None:
     results = []
     for micro in ([(4, 4, 3)], [(4,), (4, 3)], [(4, 4), (3,)], [(4,), (4,), (3,)]):
         model = build_model("resnet8_cifar", num_classes=10).double()
@@ -137,7 +137,7 @@ def test_micro_batches_of_whole_groups_equal_the_unsplit_batch() -> None:
             torch.testing.assert_close(buffers[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_statistics_of_separate_groups_are_bitwise_the_same_however_they_came() -> None:
+def test_running_statistics_are_bitwise_independent_of_micro_batches() -> None:
     x = images_of(11, dtype=torch.float32)
     buffers = []
     for micro in ([(4, 4, 3)], [(4,), (4, 3)], [(4,), (4,), (3,)]):
@@ -150,7 +150,7 @@ def test_statistics_of_separate_groups_are_bitwise_the_same_however_they_came() 
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.3), DropConnect(0.3), DropConnect(0.3, per="batch")])
-def test_masks_do_not_depend_on_the_split(layer: nn.Module) -> None:
+def test_dropout_masks_do_not_depend_on_micro_batches(layer: nn.Module) -> None:
     x = torch.ones(11, 3, 4, 4)
     whole, _ = mask_of(layer, x, [(4, 4, 3)])
     split, _ = mask_of(layer, x, [(4,), (4, 3)])
@@ -170,7 +170,7 @@ def mask_of(layer: nn.Module, x: Tensor, micro: list[tuple[int, ...]], step: int
     return torch.cat(outputs), state
 
 
-def test_dropout_keeps_the_share_and_the_expectation() -> None:
+def test_dropout_has_the_drop_rate_and_keeps_the_expectation() -> None:
     y, _ = mask_of(Dropout(0.3), torch.ones(64, 1000), [(64,)])
     kept = (y != 0).double()
     assert kept.mean().item() == pytest.approx(0.7, abs=0.01)
@@ -179,7 +179,7 @@ def test_dropout_keeps_the_share_and_the_expectation() -> None:
     assert (correlation - torch.eye(8)).abs().max() < 0.15
 
 
-def test_masks_differ_by_step_layer_and_seed() -> None:
+def test_dropout_masks_differ_by_step_layer_and_seed() -> None:
     x = torch.ones(4, 100)
     first, _ = mask_of(Dropout(0.5), x, [(4,)], step=0)
     second, _ = mask_of(Dropout(0.5), x, [(4,)], step=1)
@@ -192,14 +192,14 @@ def test_masks_differ_by_step_layer_and_seed() -> None:
     assert not torch.equal(other(x), first)
 
 
-def test_noise_is_silent_at_evaluation_and_lives_without_the_engine() -> None:
+def test_dropout_is_off_in_evaluation_and_works_outside_the_trainer() -> None:
     for layer in (Dropout(0.5), DropConnect(0.5)):
         x = torch.ones(64, 3, 2, 2)
         assert torch.equal(layer.eval()(x), x)
         assert 0 < (layer.train()(x) == 0).double().mean().item() < 1
 
 
-def test_layers_that_were_not_used_do_not_move() -> None:
+def test_unused_norms_keep_their_statistics() -> None:
     pair = nn.ModuleList([BatchNorm2d(3), BatchNorm2d(3)])
     state = LayerState(pair)
     x = images_of(4, dtype=torch.float32) + 1

@@ -32,7 +32,7 @@ def test_an_unknown_option_error_lists_the_valid_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         ("shortcut", "C", "A, B"),
         ("width", "wide", "whole number"),
@@ -40,18 +40,18 @@ def test_an_unknown_option_error_lists_the_valid_ones() -> None:
         ("width", 0, "width"),
     ],
 )
-def test_an_option_of_the_wrong_kind_is_refused_in_words(option: str, value: object, said: str) -> None:
+def test_an_option_of_the_wrong_type_is_rejected_with_a_reason(option: str, value: object, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         build_model("resnet20_cifar", **{option: value})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_list_from_a_recipe_serves_as_depths() -> None:
+def test_depths_may_be_a_list() -> None:
     model = build_model("resnet20_cifar", num_classes=10, depths=[1, 1, 1])
     assert num_parameters(model) == num_parameters(build_model("resnet8_cifar", num_classes=10))
 
 
-def test_building_leaves_torchs_generator_alone() -> None:
+def test_building_does_not_advance_the_global_generator() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -59,7 +59,7 @@ def test_building_leaves_torchs_generator_alone() -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_initial_values_depend_on_seed_and_name_alone() -> None:
+def test_init_depends_only_on_seed_and_parameter_name() -> None:
     small = build_model("resnet8_cifar", num_classes=10)
     large = build_model("resnet20_cifar", num_classes=10)
     init_weights(small, seed=7)
@@ -75,7 +75,7 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert not torch.equal(before, small.conv1.weight)
 
 
-def test_initial_values_are_the_same_numbers_in_fp64() -> None:
+def test_init_is_the_same_in_float64() -> None:
     single, double = build_model("resnet8_cifar"), build_model("resnet8_cifar").double()
     init_weights(single, seed=1)
     init_weights(double, seed=1)
@@ -87,7 +87,7 @@ def test_initial_values_are_the_same_numbers_in_fp64() -> None:
     ("rule", "expected_std"),
     [("fan_out", (2 / (64 * 9)) ** 0.5), ("fan_in", (2 / (32 * 9)) ** 0.5), ("tf_fan_in", (1 / (32 * 9)) ** 0.5)],
 )
-def test_convolution_rules_have_their_deviation(rule: str, expected_std: float) -> None:
+def test_conv_init_schemes_have_the_expected_std(rule: str, expected_std: float) -> None:
     model = build_model("resnet20_cifar", conv_init=rule)
     weight = dict(model.named_parameters())["layer3.0.conv1.weight"]
     assert weight.shape == (64, 32, 3, 3)
@@ -149,7 +149,7 @@ def test_a_missing_package_error_says_how_to_install_it(monkeypatch: pytest.Monk
     assert "pip install timm" in caught.value.then
 
 
-def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_an_external_network_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     class BatchNormAct2d(nn.BatchNorm2d):  # as timm names and builds its own
         def __init__(self, num_features: int) -> None:
             super().__init__(num_features)
@@ -185,7 +185,7 @@ def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatc
         build_model("timm:tiny", depth=3)
 
 
-def test_building_with_a_seed_equals_init_weights_and_uses_no_global_generator() -> None:
+def test_building_with_a_seed_equals_init_weights() -> None:
     before = torch.get_rng_state()
     for name in ("resnet10", "mobilenet_v2", "ssd_resnet34"):
         later = build_model(name, num_classes=5)

@@ -20,7 +20,7 @@ def blocks_of(model: torch.nn.Module) -> list[MBConv]:
     return [m for m in model.modules() if isinstance(m, MBConv)]
 
 
-def test_structure_options_change_what_they_say() -> None:
+def test_structure_options() -> None:
     plain = build_model("efficientnet_b0")
     middle = "features.4.1.block.1.0"
     assert plain.get_submodule(middle).groups == 480
@@ -32,7 +32,7 @@ def test_structure_options_change_what_they_say() -> None:
     assert len(blocks_of(build_model("efficientnet_b0", depth_coefficient=2.0))) == 2 * len(blocks_of(plain)) == 32
 
 
-def test_squeeze_and_excitation_goes_by_input_or_expanded_width_or_goes_away() -> None:
+def test_squeeze_excitation_width_follows_input_or_expanded_channels() -> None:
     def squeezed(**options: object) -> list[int]:
         model = build_model("efficientnet_b0", **options)
         return [m.fc1.out_channels for m in model.modules() if isinstance(m, SqueezeExcitation)]
@@ -48,14 +48,14 @@ def test_relu_replaces_the_activation_everywhere() -> None:
     assert kinds[nn.ReLU] == 1 + 15 + 16 + 1 + 16 and nn.SiLU not in kinds
 
 
-def test_drop_connect_ramps_with_depth_and_keys_by_sample_or_batch() -> None:
+def test_drop_connect_rate_grows_with_depth() -> None:
     blocks = blocks_of(build_model("efficientnet_b0", drop_connect=0.4, drop_connect_per="batch"))
     assert [round(b.drop_connect.rate, 4) for b in blocks[:3]] == [0.0, 0.025, 0.05]
     assert blocks[-1].drop_connect.rate == pytest.approx(0.4 * 15 / 16)
     assert {b.drop_connect.per for b in blocks} == {"batch"}
 
 
-def test_training_noise_does_not_depend_on_micro_batches() -> None:
+def test_dropout_and_drop_connect_do_not_depend_on_micro_batches() -> None:
     x = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     options = {**SMALL, "drop_connect": 0.5, "dropout": 0.5, "norm": "layer"}
     outputs = []
@@ -71,19 +71,19 @@ def test_training_noise_does_not_depend_on_micro_batches() -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-9, atol=1e-11)
 
 
-def test_the_cifar_form_keeps_small_images() -> None:
+def test_the_cifar_stem_downsamples_less() -> None:
     model = build_model("efficientnet_cifar", num_classes=10).eval()
     with torch.no_grad():
         assert model.features(torch.zeros(1, 3, 32, 32)).shape == (1, 640, 4, 4)
 
 
 @pytest.mark.parametrize("options", [{"group_dim": 0}, {"expand_ratio": 0}, {"group_dim": 28}])
-def test_impossible_structures_are_refused(options: dict[str, int]) -> None:
+def test_invalid_structures_are_rejected(options: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         build_model("efficientnet_b0", **options)
 
 
-def test_zero_gamma_starts_residual_blocks_at_the_identity() -> None:
+def test_zero_gamma_makes_residual_blocks_the_identity() -> None:
     model = build_model("efficientnet_cifar", num_classes=10, zero_gamma="no-projection").eval()
     block = next(b for b in blocks_of(model) if b.has_shortcut)
     x = torch.randn(1, block.block[0][0].in_channels, 4, 4)

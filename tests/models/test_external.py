@@ -21,7 +21,7 @@ Create = Callable[..., nn.Module]
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Create], None]]:
-    """Install a stand-in for timm and torchvision that builds one network, called tiny."""
+    """Install a fake timm and torchvision that builds one network, called tiny."""
 
     def install(create: Create) -> None:
         timm, torchvision = types.ModuleType("timm"), types.ModuleType("torchvision")
@@ -34,7 +34,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Create], None]]
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """As timm names and builds its own."""
+    """Named and built like timm's."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -57,7 +57,7 @@ class StochasticDepth(nn.Module):
 
 
 class DropPath(nn.Module):
-    """As timm names and builds its own."""
+    """Named and built like timm's."""
 
     def __init__(self, drop_prob: float, scale_by_keep: bool = True) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class DropPath(nn.Module):
 def layers_with(*more: nn.Module) -> Create:
     def create(name: str, num_classes: int) -> nn.Module:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *more, nn.Flatten(), nn.Linear(4, num_classes))
-        nn.init.normal_(model[-1].weight, 0.0, 50.0)  # what no rule of ours would give
+        nn.init.normal_(model[-1].weight, 0.0, 50.0)  # unlike any init scheme of ours
         nn.init.zeros_(model[1].weight)
         return model
 
     return create
 
 
-def test_a_drop_inside_another_packages_norm_is_exchanged_too(offer: Callable[[Create], None]) -> None:
+def test_dropout_inside_an_external_norm_is_replaced(offer: Callable[[Create], None]) -> None:
     offer(layers_with(BatchNormAct2d(4)))
     model = build_model("timm:tiny", num_classes=5)
     assert isinstance(model[2], BatchNorm2d)
@@ -83,9 +83,7 @@ def test_a_drop_inside_another_packages_norm_is_exchanged_too(offer: Callable[[C
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
-def test_another_packages_network_starts_from_its_own_values_which_follow_from_the_seed(
-    offer: Callable[[Create], None], package: str
-) -> None:
+def test_external_init_depends_only_on_the_seed(offer: Callable[[Create], None], package: str) -> None:
     offer(layers_with())
     models = []
     for seed, noise in ((4, 1), (4, 2), (5, 1)):
@@ -93,7 +91,7 @@ def test_another_packages_network_starts_from_its_own_values_which_follow_from_t
         expected_draw = torch.rand(1, generator=torch.Generator().manual_seed(noise))
         models.append(build_model(f"{package}:tiny", num_classes=100))
         init_weights(models[-1], seed)
-        assert torch.equal(torch.rand(1), expected_draw), "torch's own generator was moved"
+        assert torch.equal(torch.rand(1), expected_draw), "torch's global generator was advanced"
     one, same, other = (model.state_dict() for model in models)
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["0.weight"], other["0.weight"])
@@ -101,7 +99,7 @@ def test_another_packages_network_starts_from_its_own_values_which_follow_from_t
     assert one["1.weight"].abs().sum() == 0
 
 
-def test_a_network_whose_program_reads_numbers_back_can_be_checked_without_memory(
+def test_an_external_network_that_calls_item_builds_on_the_meta_device(
     offer: Callable[[Create], None],
 ) -> None:
     def create(name: str, num_classes: int) -> nn.Module:
@@ -118,7 +116,7 @@ def test_a_network_whose_program_reads_numbers_back_can_be_checked_without_memor
     ("theirs", "per"),
     [(StochasticDepth(0.5, "row"), "sample"), (StochasticDepth(0.5, "batch"), "batch"), (DropPath(0.5), "sample")],
 )
-def test_dropped_branches_of_other_packages_depend_on_step_and_position_alone(
+def test_external_stochastic_depth_depends_only_on_step_and_position(
     offer: Callable[[Create], None], theirs: nn.Module, per: str
 ) -> None:
     offer(layers_with(theirs))
@@ -140,7 +138,7 @@ def test_dropped_branches_of_other_packages_depend_on_step_and_position_alone(
 
 
 class ShakeDrop(nn.Module):
-    """Random, and unknown here."""
+    """An unknown random layer."""
 
 
 class DenseLayer(nn.Module):
@@ -154,9 +152,7 @@ class DenseLayer(nn.Module):
 @pytest.mark.parametrize(
     "layer", [ShakeDrop(), nn.Dropout2d(0.1), nn.RReLU(), nn.AlphaDropout(0.1), DenseLayer(0.2), DropPath(0.1, False)]
 )
-def test_a_random_layer_that_has_no_keyed_form_is_refused_by_its_class(
-    offer: Callable[[Create], None], layer: nn.Module
-) -> None:
+def test_an_unknown_random_layer_is_rejected(offer: Callable[[Create], None], layer: nn.Module) -> None:
     offer(layers_with(layer))
     with pytest.raises(UsageError, match=f"class {type(layer).__name__}") as caught:
         build_model("torchvision:tiny", num_classes=5)

@@ -18,7 +18,7 @@ def correlated_images(num_images: int = 64, side: int = 12) -> Tensor:
     return smooth + 0.5 * smooth.mean(1, keepdim=True) + 0.3
 
 
-def test_the_number_of_parameters_is_that_of_its_layers() -> None:
+def test_fastnet_parameter_count() -> None:
     whitening = 24 * 3 * 2 * 2 + 24
     convolutions = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 256 * 256 + 256 * 256 + 256 * 256)
     norms = 2 * 2 * (64 + 256 + 256)
@@ -27,7 +27,7 @@ def test_the_number_of_parameters_is_that_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize("side", [8, 32])
-def test_stages_fold_to_the_logits_and_halve_the_side(side: int) -> None:
+def test_stages_in_order_equal_the_forward_pass_and_halve_the_side(side: int) -> None:
     model = build_model("fastnet_cifar", num_classes=7, widths=[16, 32]).eval()
     images = torch.randn(2, 3, side, side)
     value, sides = images, []
@@ -39,15 +39,15 @@ def test_stages_fold_to_the_logits_and_halve_the_side(side: int) -> None:
     assert sides[:3] == [side - 1, (side - 1) // 2, (side - 1) // 4]
 
 
-def test_whitened_patches_have_the_identity_as_covariance() -> None:
+def test_whitened_patches_have_identity_covariance() -> None:
     images = correlated_images()
-    answers = torch.nn.functional.conv2d(images.double(), whitening_filters(images, smallest=0.0))
-    rows = answers.permute(1, 0, 2, 3).flatten(1)
+    outputs = torch.nn.functional.conv2d(images.double(), whitening_filters(images, smallest=0.0))
+    rows = outputs.permute(1, 0, 2, 3).flatten(1)
     assert len(rows) == 12
     torch.testing.assert_close(torch.cov(rows, correction=0), torch.eye(12, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
-def test_the_first_layer_holds_each_filter_and_its_opposite() -> None:
+def test_the_first_layer_has_each_filter_and_its_negative() -> None:
     model = build_model("fastnet_cifar", num_classes=10)
     assert isinstance(model, FastNet)
     images = correlated_images()
@@ -59,7 +59,7 @@ def test_the_first_layer_holds_each_filter_and_its_opposite() -> None:
     assert first[0].norm() == first.flatten(1).norm(dim=1).min()
 
 
-def test_filters_and_scales_are_fixed_and_all_else_is_trained() -> None:
+def test_only_whitening_filters_and_norm_scales_are_frozen() -> None:
     model = build_model("fastnet_cifar", num_classes=10)
     fixed = {name for name, p in model.named_parameters() if not p.requires_grad}
     scales = {f"groups.{g}.norm{n}.weight" for g in range(3) for n in (1, 2)}
@@ -68,12 +68,12 @@ def test_filters_and_scales_are_fixed_and_all_else_is_trained() -> None:
     assert {name for name, p in quiet.named_parameters() if not p.requires_grad} == fixed | {"whitening.bias"}
 
 
-def test_convolutions_start_by_handing_their_input_on() -> None:
+def test_convolutions_are_initialized_to_the_identity() -> None:
     model = build_model("fastnet_cifar", num_classes=10)
     assert isinstance(model, FastNet)
     group = model.groups[1]
     images = torch.randn(2, 64, 9, 9)
-    answers = group.get_submodule("conv1")(images)
-    assert answers.shape[1] == 256
-    torch.testing.assert_close(answers[:, :64], images)
-    assert answers[:, 64:].std() > 0.1
+    outputs = group.get_submodule("conv1")(images)
+    assert outputs.shape[1] == 256
+    torch.testing.assert_close(outputs[:, :64], images)
+    assert outputs[:, 64:].std() > 0.1

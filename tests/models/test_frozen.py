@@ -31,7 +31,7 @@ def test_the_head_is_the_classifier_of_every_network() -> None:
     assert set(heads) <= set(model_names())
 
 
-def test_fixed_norms_compute_in_training_what_they_compute_at_evaluation() -> None:
+def test_frozen_norms_use_running_statistics_in_training() -> None:
     model = build_model("resnet8_cifar", num_classes=3)
     for norm in (m for m in model.modules() if isinstance(m, BatchNorm2d)):
         norm.running_mean.normal_()  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def test_fixed_norms_compute_in_training_what_they_compute_at_evaluation() -> No
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
-def test_norms_of_trained_layers_still_move() -> None:
+def test_norms_of_trained_layers_update_their_statistics() -> None:
     model = build_model("resnet8_cifar", num_classes=3)
     trained = freeze_except(model, ["layer3.*", "fc.*"])
     assert trained.num_frozen > 0 and any(name.startswith("layer3.0.bn1") for name in trained.names)
@@ -59,12 +59,12 @@ def test_norms_of_trained_layers_still_move() -> None:
     layers.set_micro_batch(Batch({}, torch.arange(6), (6,)), step=0)
     model(torch.randn(6, 3, 16, 16))
     layers.commit(torch.tensor(True))
-    moved = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+    changed = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
     statistics = {n for n in before if "running" in n or n.endswith("tracked")}
-    assert moved == {name for name in statistics if name.startswith("layer3.")}
-    assert len(moved) >= 6
+    assert changed == {name for name in statistics if name.startswith("layer3.")}
+    assert len(changed) >= 6
 
 
-def test_a_pattern_without_a_parameter_is_refused_with_a_name_that_exists() -> None:
+def test_a_pattern_without_a_match_is_rejected_with_the_closest_name() -> None:
     with pytest.raises(UsageError, match=r"(?s)layr3.*layer3"):
         freeze_except(build_model("resnet8_cifar", num_classes=3), ["fc.*", "layr3.*"])

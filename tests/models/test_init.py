@@ -1,4 +1,4 @@
-"""Initialization of the last layer, and of norms whose weight starts at zero."""
+"""Initialization of the last layer, and of norms whose weight is initialized to zero."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNIFORM = {
 
 
 @pytest.mark.parametrize("rule", [*UNIFORM, "normal", "truncated"])
-def test_the_last_layer_has_the_bound_and_the_deviation_of_its_rule(rule: str) -> None:
+def test_linear_init_schemes_have_the_expected_bound_and_std(rule: str) -> None:
     layer = build_model("resnet20_cifar", num_classes=OUTPUTS, linear_init=rule).fc
     largest, deviation = layer.weight.abs().max().item(), layer.weight.std().item()
     if rule in UNIFORM:
@@ -38,7 +38,7 @@ def test_the_last_layer_has_the_bound_and_the_deviation_of_its_rule(rule: str) -
 
 @pytest.mark.parametrize("name,block", [("mobilenet_v2", InvertedResidual), ("efficientnet_b0", MBConv)])
 @pytest.mark.parametrize("rule", ["never", "always", "no-projection"])
-def test_zero_gamma_applies_to_the_last_norms_of_the_rule(name: str, block: type[nn.Module], rule: str) -> None:
+def test_zero_gamma_zeroes_the_last_norms_of_the_chosen_blocks(name: str, block: type[nn.Module], rule: str) -> None:
     model = build_model(name, num_classes=10, zero_gamma=rule)
     blocks = [module for module in model.modules() if isinstance(module, MBConv | InvertedResidual)]
     assert all(isinstance(module, block) for module in blocks)

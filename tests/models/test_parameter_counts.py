@@ -66,11 +66,11 @@ def test_cifar_parameter_counts_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "options", "published"), PUBLISHED_VARIANTS)
-def test_variants_have_their_counts(name: str, options: dict[str, int], published: int) -> None:
+def test_variants_have_the_expected_parameter_counts(name: str, options: dict[str, int], published: int) -> None:
     assert count(name, **options) == published
 
 
-def test_every_name_can_be_described_and_built() -> None:
+def test_every_model_name_has_a_spec_and_builds() -> None:
     names = model_names()
     assert len(names) == len(set(names)) >= 49
     assert all(count(name, 10) > 50_000 for name in names)

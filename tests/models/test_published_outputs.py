@@ -21,7 +21,7 @@ def test_every_case_has_a_fixture_and_every_fixture_a_case() -> None:
     "case",
     [pytest.param(c, id=f"{c.id}-{c.side}", marks=[pytest.mark.slow] if c.is_large else []) for c in CASES],
 )
-def test_outputs_from_shared_weights_are_those_of_another_implementation(case: Case) -> None:
+def test_outputs_equal_those_of_another_implementation(case: Case) -> None:
     model = network(case).eval()
     with torch.no_grad():
         logits = model(images(case))
@@ -31,7 +31,7 @@ def test_outputs_from_shared_weights_are_those_of_another_implementation(case: C
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6 * expected.abs().max().item())
 
 
-def test_googlenet_in_training_gives_the_auxiliary_heads_of_another_implementation() -> None:
+def test_googlenet_auxiliary_outputs_equal_those_of_another_implementation() -> None:
     case = next(case for case in CASES if case.id == "googlenet")
     model = network(case).train()
     for module in model.modules():

@@ -26,7 +26,7 @@ def test_resnet18_has_torchvisions_keys_and_shapes() -> None:
     assert state["layer4.0.downsample.0.weight"].shape == (512, 256, 1, 1)
 
 
-def test_resnet50_strides_in_the_three_by_three() -> None:
+def test_resnet50_has_its_strides_in_the_3x3() -> None:
     model = build_model("resnet50")
     block = model.get_submodule("layer2.0")
     assert block.conv1.stride == (1, 1)
@@ -59,7 +59,7 @@ def test_shortcut_a_has_no_parameters_and_keeps_every_channel() -> None:
         ("resnet29_bottleneck_cifar", "bn3", "no-projection", 6),
     ],
 )
-def test_zero_gamma_rules_name_the_right_blocks(name: str, last: str, rule: str, num_zero: int) -> None:
+def test_zero_gamma_selects_the_right_blocks(name: str, last: str, rule: str, num_zero: int) -> None:
     model = build_model(name, shortcut="B", zero_gamma=rule)
     zeros = [n for n, p in model.named_parameters() if n.endswith(f"{last}.weight") and p.abs().sum() == 0]
     assert len(zeros) == num_zero
@@ -67,7 +67,7 @@ def test_zero_gamma_rules_name_the_right_blocks(name: str, last: str, rule: str,
     assert others and all(torch.equal(p, torch.ones_like(p)) for p in others)
 
 
-def test_a_grey_network_of_another_width_runs() -> None:
+def test_grayscale_input_and_another_width() -> None:
     model = build_model("resnet8_cifar", num_classes=10, in_channels=1, width=8).eval()
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
@@ -107,14 +107,14 @@ def test_resnet20_is_the_papers_network() -> None:
     torch.testing.assert_close(model.eval()(x), brute_force_cifar(model, x), rtol=1e-10, atol=1e-10)
 
 
-def test_depth_56_is_the_basic_form_unless_it_says_bottleneck() -> None:
+def test_depth_56_is_the_basic_variant_unless_named_bottleneck() -> None:
     basic, bottleneck = build_model("resnet56_cifar"), build_model("resnet56_bottleneck_cifar")
     assert basic.spec.block == "basic" and basic.spec.depths == (9, 9, 9)
     assert bottleneck.spec.block == "bottleneck" and bottleneck.spec.depths == (6, 6, 6)
     assert "resnet29_cifar" not in model_names()
 
 
-def test_cifar_resnext_is_wider_in_its_wide_form() -> None:
+def test_wide_cifar_resnext_is_wider() -> None:
     narrow, wide = build_model("resnext29_cifar"), build_model("resnext29_wide_cifar")
     assert narrow.get_submodule("layer1.0.conv2").weight.shape == (32, 1, 3, 3)
     assert wide.get_submodule("layer1.0.conv2").weight.shape == (128, 4, 3, 3)
@@ -128,7 +128,7 @@ def test_project_first_adds_a_projection_to_the_first_stage_only_where_there_was
     assert model.get_submodule("layer1.1").downsample is None
 
 
-def test_the_squeeze_is_absolute_or_a_ratio() -> None:
+def test_squeeze_excitation_width_is_absolute_or_a_ratio() -> None:
     absolute = build_model("resnet14", se_units=16)
     ratio = build_model("resnet14", se_ratio=16)
     assert absolute.get_submodule("layer4.0.se.fc1").weight.shape == (16, 2048, 1, 1)
@@ -136,7 +136,7 @@ def test_the_squeeze_is_absolute_or_a_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("resnet18", {"groups": 32}, "bottleneck"),
         ("resnet50", {"version": "v2", "zero_gamma": "always"}, "v2"),
@@ -144,6 +144,6 @@ def test_the_squeeze_is_absolute_or_a_ratio() -> None:
         ("resnet50", {"depths": []}, "depths"),
     ],
 )
-def test_contradictions_are_refused(name: str, options: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_contradictory_options_are_rejected(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         build_model(name, **options)

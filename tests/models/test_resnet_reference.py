@@ -54,7 +54,7 @@ def run(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shortcut", ["A", "B"])
-def test_outputs_are_those_of_the_loop_over_tensors(name: str, shortcut: str) -> None:
+def test_outputs_equal_the_functional_reference(name: str, shortcut: str) -> None:
     assert len(NAMES) >= 24
     model = build_model(name, num_classes=7, shortcut=shortcut).double().eval()
     draw = torch.Generator().manual_seed(3)

@@ -41,12 +41,12 @@ def test_ssd_resnet34_has_8732_default_boxes_and_its_stages_equal_its_forward_pa
     model = build_model("ssd_resnet34", num_classes=81).eval()
     images = torch.rand(1, 3, 300, 300)
     with torch.no_grad():
-        answers, value = model(images), images
+        outputs, value = model(images), images
         for _, stage in stages_of(model):
             value = stage(value)
-    assert answers.box_deltas.shape == (1, 8732, 4) and answers.logits.shape == (1, 8732, 81)
+    assert outputs.box_deltas.shape == (1, 8732, 4) and outputs.logits.shape == (1, 8732, 81)
     assert isinstance(value, SSDOutput)
-    assert torch.equal(value.box_deltas, answers.box_deltas) and torch.equal(value.logits, answers.logits)
+    assert torch.equal(value.box_deltas, outputs.box_deltas) and torch.equal(value.logits, outputs.logits)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_ssd_resnet34_has_8732_default_boxes_and_its_stages_equal_its_forward_pa
         (128, NARROW, (16, 8, 4, 2), (8, 16, 32, 64)),
     ],
 )
-def test_maps_have_the_sides_the_network_gives_them(
+def test_map_sides_equal_those_of_the_network(
     size: int, options: dict[str, object], sides: tuple[int, ...], pitches_px: tuple[float, ...]
 ) -> None:
     found = spec(**options)
@@ -84,7 +84,7 @@ def test_outputs_are_ordered_by_map_shape_row_and_column() -> None:
     assert torch.equal(shapes[:, 3, 5], torch.arange(24.0).view(6, 4))
 
 
-def test_extra_layers_and_heads_have_kerass_init_and_the_backbone_the_published_one() -> None:
+def test_extras_and_heads_use_keras_init_and_the_backbone_the_published_one() -> None:
     model = build_model("ssd_resnet34", num_classes=81)
     init_weights(model, seed=5)
     modules = dict(model.named_modules())
@@ -104,7 +104,7 @@ def test_extra_layers_and_heads_have_kerass_init_and_the_backbone_the_published_
     assert all(bool(model.get_parameter(f"{block}.bn1.weight").all()) for block in blocks)
 
 
-def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_weights_their_names() -> None:
+def test_extra_norms_keep_the_activation_scale_and_the_other_parameter_names() -> None:
     images = torch.randn(4, 3, 264, 264, generator=torch.Generator().manual_seed(0))
     names, last = [], []
     for is_on in (False, True):
@@ -123,7 +123,7 @@ def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_we
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnext14_32x4d", "resnet8_cifar"])
-def test_weights_of_a_resnet_fill_the_backbone_of_its_detector(backbone: str) -> None:
+def test_resnet_weights_load_into_the_backbone(backbone: str) -> None:
     classifier = build_model(backbone, num_classes=7)
     init_weights(classifier, seed=9)
     detector = build_model("ssd_resnet34", 4, backbone=backbone, extra_widths=[8], boxes_per_cell=[2, 2])
@@ -136,7 +136,7 @@ def test_weights_of_a_resnet_fill_the_backbone_of_its_detector(backbone: str) ->
     )
 
 
-def test_freezing_keeps_the_backbone_and_trains_all_that_was_added() -> None:
+def test_freezing_the_backbone_trains_extras_and_heads() -> None:
     model = build_model("ssd_resnet34", 3, **NARROW)
     trained = freeze_except(model, head_patterns(model))
     assert trained.num_trained == sum(parameters(model, part) for part in ("extras", "class_heads", "box_heads"))
@@ -154,11 +154,11 @@ def test_freezing_keeps_the_backbone_and_trains_all_that_was_added() -> None:
         {"pool": "caffe"},
     ],
 )
-def test_options_that_make_no_detector_are_refused(options: dict[str, object]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         spec(**options)
 
 
-def test_inputs_too_small_for_the_maps_are_refused() -> None:
+def test_inputs_too_small_for_the_maps_are_rejected() -> None:
     with pytest.raises(UsageError, match="too small for 6 maps"):
         spec().map_sides(128)

@@ -175,7 +175,7 @@ def hard_negatives(
     loss = tl.load(by_class + at, mask=exists, other=0.0)
     positive = row >= 0
     num_positives = tl.sum(positive.to(tl.int32), 0)
-    num_wanted = tl.floor(num_positives.to(tl.float32) * ratio).to(tl.int32)
+    num_hard = tl.floor(num_positives.to(tl.float32) * ratio).to(tl.int32)
     share = 1.0 / tl.maximum(num_positives, 1).to(tl.float32)
     tl.store(shares + image, share)
     tl.store(box_loss + image, tl.sum(tl.load(by_box + at, mask=positive, other=0.0), 0) * share)
@@ -187,7 +187,7 @@ def hard_negatives(
     least = tl.zeros([], tl.int64)
     bit = tl.full([], 1, tl.int64) << (30 + BITS)
     for _ in range(31 + BITS):
-        is_enough = tl.sum((key >= (least | bit)).to(tl.int32), 0) >= num_wanted
+        is_enough = tl.sum((key >= (least | bit)).to(tl.int32), 0) >= num_hard
         least = tl.where(is_enough, least | bit, least)
         bit = bit >> 1
     hard = key >= least  # none if none are requested: `least` is then all ones, above every key

@@ -23,7 +23,7 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
     """
     row = tl.program_id(1)
     entry = table + row * 7
-    picture = tl.load(entry).to(tl.pointer_type(tl.uint8))
+    image = tl.load(entry).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
     left, top = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     wide, tall = tl.load(entry + 5).to(tl.int32) - left, tl.load(entry + 6).to(tl.int32) - top
@@ -52,7 +52,7 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
         for h in range((2 * stretch_x).to(tl.int32) + 1):
             column = first_x + h
             weight = of_line * _weight(column, wide, center_x, narrowing_x)
-            at, mask = picture + (start + column), is_there & (weight > 0)
+            at, mask = image + (start + column), is_there & (weight > 0)
             red += weight * tl.load(at, mask=mask, other=0).to(tl.float32)
             green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)
             blue += weight * tl.load(at + 2 * height * width, mask=mask, other=0).to(tl.float32)
