@@ -78,7 +78,7 @@ def find_run(run: str | Path) -> RunDir:
         recipes = sorted(child.name for child in path.iterdir() if child.is_dir() and runs_in(child))
         if recipes:
             raise CheckpointError(
-                "this folder has runs of several recipes",
+                "this directory has runs of several recipes",
                 where=str(path),
                 why=f"recipes: {', '.join(recipes)}",
                 then=f"choose one, such as '{path / recipes[0]}'",

@@ -75,7 +75,7 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
         raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
     for name in entries:
         if name != Path(name).name or name in ("", ".", "..", NAME):
-            raise damaged(path, f"lists {name!r}, which is not a file of the folder")
+            raise damaged(path, f"lists {name!r}, which is not a file in the directory")
     return Manifest(step, entries)
 
 

@@ -384,7 +384,7 @@ def read_failures(folder: Path) -> list[RemoteRankError]:
 
 
 def choose_failure(errors: Sequence[RemoteRankError], rank: int, exit_code: int, pid: int, message: str) -> ReconvError:
-    """The error to print when `rank` was the first to exit: a rank's own, else what the others know of its loss."""
+    """The error to print when `rank` was the first to exit: one that a rank has reported, else that `rank` is lost."""
     causes = [error for error in errors if error.code != ExitCode.RANK_LOST]
     was_killed = exit_code < 0
     if causes or (errors and not was_killed):

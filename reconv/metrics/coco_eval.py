@@ -42,7 +42,7 @@ def require_coco_eval(setting: str) -> None:
     """Raise `UsageError` for a setting that needs a COCO metric where hotcoco is not installed."""
     if not has_coco_eval():
         raise UsageError(
-            f"{setting} is a COCO metric, and the package that computes them is not installed",
+            f"{setting} is a COCO metric, which needs a package that is not installed",
             why=f"Python finds no package {PACKAGE}",
             then=f"{INSTALL}; or use the VOC metric: --set detection.metric=voc10",
         )

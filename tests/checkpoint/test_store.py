@@ -202,7 +202,7 @@ def test_a_manifest_cannot_point_outside_its_directory(tmp_path: Path) -> None:
     entries = {"../secret": manifest.entry_of(b"x"), "state.json": manifest.entry_of(b"{}")}
     text = manifest.render(manifest.Manifest(20, entries))
     (store.path(20) / "manifest.json").write_bytes(text)
-    with pytest.raises(CheckpointError, match="not a file of the folder"):
+    with pytest.raises(CheckpointError, match="not a file in the directory"):
         manifest.verify(store.path(20))
 
 

@@ -123,7 +123,7 @@ def _newest_in(folder: Path) -> Path | None:
         line = _STATE_LINE.search(state.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise CheckpointError(
-            "the `checkpoint` file of the folder cannot be read", where=str(state), why=str(error)
+            "the `checkpoint` file of the directory cannot be read", where=str(state), why=str(error)
         ) from error
     prefix = folder / Path(line[1]).name if line else None
     return prefix if prefix and prefix.with_name(prefix.name + _INDEX_SUFFIX).is_file() else None
@@ -244,7 +244,7 @@ def _read_data(prefix: Path, header: _Header, entries: list[_Entry]) -> dict[str
                 "a data file of the checkpoint is missing or cannot be read",
                 where=str(path),
                 why=f"it should have {len(in_file)} tensors, such as {in_file[0].name}: {error.strerror}",
-                then=f"copy all {header.num_files} data files to the folder of the index",
+                then=f"copy all {header.num_files} data files to the directory of the index",
             ) from error
     return {entry.name: tensors[entry.name] for entry in entries}
 

@@ -16,7 +16,7 @@ _NO_SETTINGS = ("expect", "published", "measured", "description", "loggers", "pr
 
 
 class Exporter(Protocol):
-    """Writes a run's events in a format of its own."""
+    """The interface of an exporter: writes a run's events in another format."""
 
     def on_event(self, event: Event) -> None: ...
     def close(self) -> None:
