@@ -41,7 +41,7 @@ def apply(checkout: Path, file: str, anchor: str | None, text: str) -> None:
     path.write_text("".join(lines))
 
 
-def test_the_worked_examples_pass_their_own_tests(tmp_path: Path) -> None:
+def test_the_worked_examples_of_contributing_pass_their_own_tests(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for name in ("reconv", "tests/support"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))

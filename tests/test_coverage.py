@@ -114,12 +114,12 @@ def is_true(use: str) -> bool:
     return field_exists(field) and (not value or value_fits(field, value))
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_coverage_page_is_up_to_date() -> None:
     page = (DOCS / "coverage.md").read_text(encoding="utf-8")
     assert page == make_coverage.render(TABLE), "run: python docs/make_coverage.py"
 
 
-def test_everything_the_table_names_exists() -> None:
+def test_everything_named_in_the_coverage_table_exists() -> None:
     assert len(ROWS) > 190
     for row in ROWS:
         assert [use for use in uses(row) if not is_true(use)] == [], row["capability"]
@@ -148,5 +148,5 @@ def test_every_field_that_the_docs_set_exists() -> None:
         "recipe no-such-recipe",
     ],
 )
-def test_a_name_that_does_not_exist_is_noticed(use: str) -> None:
+def test_a_name_that_does_not_exist_fails_the_check(use: str) -> None:
     assert not is_true(use)

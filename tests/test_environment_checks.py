@@ -53,12 +53,12 @@ def _check(machine: Machine, name: str) -> CheckResult:
     return found
 
 
-def test_without_limits_cores_are_the_affinity_and_memory_the_machines(machine: Machine) -> None:
+def test_without_limits_cores_come_from_the_affinity_and_memory_from_the_machine(machine: Machine) -> None:
     assert usable_cores(machine) == len(os.sched_getaffinity(0))
     assert usable_memory_bytes(machine) == 64 * GIB
 
 
-def test_the_smallest_limit_of_the_groups_above_counts_in_version_2(machine: Machine) -> None:
+def test_the_smallest_limit_of_all_parent_cgroups_applies_in_v2(machine: Machine) -> None:
     _write(machine.sys / "fs/cgroup/box/inner/cpu.max", "max 100000\n")
     _write(machine.sys / "fs/cgroup/box/cpu.max", "100000 100000\n")
     _write(machine.sys / "fs/cgroup/box/inner/memory.max", f"{8 * GIB}\n")
@@ -68,7 +68,7 @@ def test_the_smallest_limit_of_the_groups_above_counts_in_version_2(machine: Mac
     assert usable_memory_bytes(machine) == 4 * GIB
 
 
-def test_free_memory_is_what_the_tightest_limit_leaves_and_the_page_cache_is_free(machine: Machine) -> None:
+def test_free_memory_is_bounded_by_the_tightest_limit_and_includes_the_page_cache(machine: Machine) -> None:
     assert available_memory_bytes(machine) is None
     _write(machine.proc / "meminfo", f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n")
     assert available_memory_bytes(machine) == 32 * GIB
@@ -82,7 +82,7 @@ def test_free_memory_is_what_the_tightest_limit_leaves_and_the_page_cache_is_fre
     assert available_memory_bytes(machine) == 32 * GIB
 
 
-def test_limits_count_in_version_1(machine: Machine) -> None:
+def test_cgroup_v1_limits_apply(machine: Machine) -> None:
     _write(machine.proc / "self/cgroup", "5:memory:/box\n4:cpu,cpuacct:/\n0::/\n")
     _write(machine.sys / "fs/cgroup/cpu/cpu.cfs_quota_us", "150000")
     _write(machine.sys / "fs/cgroup/cpu/cpu.cfs_period_us", "100000")
@@ -92,14 +92,14 @@ def test_limits_count_in_version_1(machine: Machine) -> None:
     assert usable_memory_bytes(machine) == 2 * GIB
 
 
-def test_an_unlimited_quota_of_version_1_is_no_quota(machine: Machine) -> None:
+def test_a_cgroup_v1_quota_of_minus_1_is_unlimited(machine: Machine) -> None:
     _write(machine.proc / "self/cgroup", "4:cpu:/\n")
     _write(machine.sys / "fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
     _write(machine.sys / "fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     assert usable_cores(machine) == len(os.sched_getaffinity(0))
 
 
-def test_more_threads_than_cores_is_noted_with_what_to_export(machine: Machine) -> None:
+def test_more_threads_than_cores_is_a_note_with_the_variable_to_export(machine: Machine) -> None:
     _write(machine.sys / "fs/cgroup/box/cpu.max", "100000 100000")
     crowded = Machine(
         machine.proc, machine.sys, machine.shm, machine.libraries, machine.folder, {"OMP_NUM_THREADS": "64"}
@@ -175,7 +175,7 @@ def test_requirements_are_those_of_the_package() -> None:
     assert next(need.bounds for need in needed if need.name == "torch") in (">=2.11,<2.14", "<2.14,>=2.11")
 
 
-def test_something_missing_makes_the_machine_unfit() -> None:
+def test_a_missing_package_fails_the_requirements() -> None:
     ok = CheckResult("versions", "torch", "2.13", "2.13")
     missing = CheckResult("versions", "rich", None, "not installed", "missing", "pip install rich")
     assert has_requirements([ok])

@@ -70,7 +70,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: set[str]) -> None:
     assert wanted <= wheel
 
 
-def test_the_wheel_holds_recipes_digits_their_license_and_the_type_marker(wheel: set[str]) -> None:
+def test_the_wheel_has_recipes_digits_with_license_and_py_typed(wheel: set[str]) -> None:
     assert "reconv/py.typed" in wheel
     assert "reconv/recipes/reconv/quickstart.yaml" in wheel
     assert "reconv/data/readers/digits.npz" in wheel

@@ -51,7 +51,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.parametrize("named", [public_classes, modules])
-def test_a_name_exists_once_in_the_package(named: Callable[[], Iterator[tuple[str, Path]]]) -> None:
+def test_class_and_module_names_are_unique_in_the_package(named: Callable[[], Iterator[tuple[str, Path]]]) -> None:
     places = defaultdict(list)
     for name, file in named():
         places[name].append(str(file.relative_to(ROOT)))

@@ -24,6 +24,7 @@ from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
 from reconv.errors import ReconvError, RemoteRankError, UsageError
+from reconv.recipe.schema import ParallelConfig
 
 T = TypeVar("T")
 
@@ -174,5 +175,6 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             else "check that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{launch_env.local_rank}")
-    monitor = FailureMonitor(launch_env, Heartbeat(launch_env), store)
+    default_timeout_s = ParallelConfig().heartbeat_timeout_s  # until the recipe is known
+    monitor = FailureMonitor(launch_env, Heartbeat(launch_env), store, default_timeout_s)
     return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)

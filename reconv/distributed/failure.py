@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from reconv.distributed.process_group import Outcome, ProcessGroup
 
 HEARTBEAT_S = 1.0
-HEARTBEAT_TIMEOUT_S = 30.0  # unless the recipe says otherwise
 _SHORT_TIMEOUT_S = 4 * HEARTBEAT_S  # of silence, once it is known that something has failed
 _EXIT_GRACE_S = 10.0  # for the other ranks to leave after a finished run
 # For the main thread to notice by itself that another rank has failed. It may be stuck in a collective with that rank,
@@ -84,9 +83,9 @@ _TRANSITIONS: Mapping[RankState, tuple[RankState, ...]] = {
 class FailureMonitor:
     """The state machine of this rank, and the threads that watch the other ranks and the store."""
 
-    def __init__(self, launch_env: LaunchEnv, heartbeat: Heartbeat, store: Store) -> None:
+    def __init__(self, launch_env: LaunchEnv, heartbeat: Heartbeat, store: Store, heartbeat_timeout_s: float) -> None:
         """`store` is kept alive until this rank has exited: rank 0 may serve it to the others."""
-        self.heartbeat_timeout_s = HEARTBEAT_TIMEOUT_S
+        self.heartbeat_timeout_s = heartbeat_timeout_s
         self.on_lost_rank: Callable[[ReconvError], None] = lambda error: None  # called before the process is aborted
         self._launch_env = launch_env
         self._heartbeat = heartbeat

@@ -31,7 +31,7 @@ def test_every_preset_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixt
     assert all(entry["expect"] is None or entry["expect"]["source"] for entry in entries)
 
 
-def test_the_list_tells_what_is_published_from_what_we_have_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_separates_published_from_measured_results(capsys: pytest.CaptureFixture[str]) -> None:
     entries = {entry["name"]: entry for entry in json.loads(_run(["recipes", "--json"], capsys))}
     claim = entries["resnet50-nv-90ep-8gpu-mixed"]["published"][0]
     assert (claim["value"], claim["spread"], claim["images_per_s"], claim["hours"]) == (0.7723, 0.0004, 5815.8, 8)
@@ -45,7 +45,7 @@ def test_the_list_tells_what_is_published_from_what_we_have_measured(capsys: pyt
     assert "top1 99.44 % ± 0.23 (n=7, 2026-11-15)" in lines["quickstart"]
 
 
-def test_the_list_goes_into_a_file_when_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_written_to_the_given_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "deep" / "list.json"
     assert _run(["recipes", "--json", str(file)], capsys) == ""
     assert len(json.loads(file.read_text())) == len(preset_names())
@@ -78,7 +78,7 @@ def test_show_puts_a_blank_line_between_sections_and_aligns_the_origins() -> Non
     assert lines == ["name        a     x", "", "model.name  b     y", "model.init  null  z"]
 
 
-def test_the_exact_errors_of_a_broken_recipe_come_all_at_once(
+def test_all_errors_of_an_invalid_recipe_are_printed_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my.yaml"

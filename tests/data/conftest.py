@@ -1,4 +1,4 @@
-"""Small real data sets for the data tests."""
+"""Small datasets on disk for the data tests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def decoder_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled_decoder(decoder_library: Path) -> Iterator[None]:
-    """Reconv with that decoder."""
+    """Reconv with the decoder of `decoder_library`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "LIBRARY", decoder_library)
         native.problem.cache_clear()

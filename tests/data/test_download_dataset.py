@@ -47,7 +47,7 @@ ARCHIVE = Archive("set.tar.gz", hashlib.md5(BODY).hexdigest(), "set-bin", {"trai
 
 @dataclass
 class Behavior:
-    """How the server answers, and what it was asked."""
+    """How the server answers, and the ranges that were requested."""
 
     body: bytes = BODY
     files: dict[str, bytes] = field(default_factory=dict)  # by path; instead of the body

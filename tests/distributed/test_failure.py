@@ -69,7 +69,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def monitor(heartbeat: FakeHeartbeat, exits: list[int]) -> Iterator[FailureMonitor]:
-    monitor = FailureMonitor(LaunchEnv(rank=0, world_size=2), cast(Heartbeat, heartbeat), cast(Any, None))
+    monitor = FailureMonitor(LaunchEnv(rank=0, world_size=2), cast(Heartbeat, heartbeat), cast(Any, None), 30.0)
     monitor.heartbeat_timeout_s = TIMEOUT_S
     yield monitor
     monitor._stop_beating.set()

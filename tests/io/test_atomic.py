@@ -30,7 +30,7 @@ def test_after_a_crash_at_any_call_the_file_is_the_old_or_the_new(tmp_path: Path
     assert seen == [b"old"] * 4 + [b"new content"]  # create, write, fsync, replace; fsync_dir
 
 
-def test_a_refused_call_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+def test_a_failed_system_call_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     for refuse_at in range(1, 5):
         path.write_bytes(b"old")
@@ -45,7 +45,7 @@ def test_text_is_utf8_and_undecodable_bytes_of_a_file_name_are_escaped(tmp_path:
     assert (tmp_path / "report.txt").read_bytes() == "Größe \\udcff".encode()
 
 
-def test_a_writer_renames_the_file_when_the_block_ends_well(tmp_path: Path) -> None:
+def test_a_writer_renames_the_file_when_the_block_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     with atomic_writer(path) as file:
         file.write(b"content")

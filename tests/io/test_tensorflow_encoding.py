@@ -11,7 +11,7 @@ from reconv.io.tensorflow_encoding import MalformedError, encode_varint, masked_
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_reported_as_malformed(data: bytes) -> None:
     try:
         assert all(field >= 0 for field, _ in read_message(data))
     except MalformedError as error:
@@ -19,7 +19,7 @@ def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**63, 2**64 - 1])
-def test_a_varint_comes_back_and_is_refused_when_truncated(value: int) -> None:
+def test_a_varint_round_trips_and_is_refused_when_truncated(value: int) -> None:
     data = encode_varint(value)
     assert read_varint(memoryview(data + b"x"), 0) == (value, len(data))
     with pytest.raises(MalformedError):

@@ -130,7 +130,7 @@ def test_an_invalid_value_is_not_also_reported_as_a_contradiction(write) -> None
     ]
 
 
-def test_words_and_numbers_mean_what_they_look_like(write) -> None:
+def test_yaml_words_and_numbers_have_the_type_of_their_field(write) -> None:
     switches = "save: {every: off}\nengine: {compile: on}\n"
     recipe = load(write(f"description: no\nschedule: {{lr: 1e-4}}\nloss: {{label_smoothing: 0}}\n{switches}")).recipe
     assert recipe.description == "no"
@@ -308,7 +308,7 @@ def test_differences_name_the_leaves_that_differ() -> None:
     assert differences(old, old) == {}
 
 
-def test_only_fields_outside_the_mathematics_may_change_on_resume() -> None:
+def test_only_fields_that_do_not_affect_the_result_may_change_on_resume() -> None:
     allowed = (
         "data.num_workers",
         "data.prefetch",

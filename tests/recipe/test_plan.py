@@ -91,7 +91,7 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world_size, micro_batc
         ({"size": 3}, 8, "at most 3 devices, or --batch-size 8"),
     ],
 )
-def test_sizes_that_do_not_work_are_rejected_with_those_that_do(batch, world_size, fits: str) -> None:
+def test_impossible_batch_sizes_are_rejected_with_possible_ones(batch, world_size, fits: str) -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(batch=batch, world_size=world_size)
     assert fits in caught.value.then
@@ -184,7 +184,7 @@ def test_a_tenth_of_an_epoch_is_exact() -> None:
     assert every.due(97, 970), "0.1 x 97 x 10 is 97.00000000000001 in binary fractions"
 
 
-def test_minutes_and_off() -> None:
+def test_intervals_in_minutes_and_off() -> None:
     plan = plan_of(700, batch={"size": 100}, length="1ep", save={"every": "15min"}, evaluate={"every": "off"})
     assert plan.evaluate is None
     assert plan.save is not None and plan.save.minutes == 15
@@ -255,7 +255,7 @@ def test_the_plan_shows_its_arithmetic() -> None:
     )
 
 
-def test_one_is_singular() -> None:
+def test_the_plan_uses_the_singular_for_one() -> None:
     plan = plan_of(2, cores=1, batch={"size": 1}, length="1step", data={"prefetch": 1})
     text = " ".join(plan.lines)
     assert "1 device x 1 x 1 micro-batch;" in text
@@ -264,7 +264,7 @@ def test_one_is_singular() -> None:
     assert "(1 time)" in text
 
 
-def test_uneven_parts_are_shown() -> None:
+def test_the_plan_shows_uneven_micro_batches_and_groups() -> None:
     text = " ".join(plan_of(batch={"size": 41, "group": 8, "micro": 16}).lines)
     assert "global batch 41 = 1 device x 41, in 3 micro-batches of 16, the last 9" in text
     assert "5 groups of 8, the last 9 samples" in text
@@ -275,7 +275,7 @@ def test_uneven_parts_are_shown() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2000), st.just("auto") | st.integers(1, 600))
-def test_groups_of_a_micro_batch_are_few_and_even(world_size: int, per_device: int, micro: int | str) -> None:
+def test_automatic_groups_give_few_and_even_micro_batches(world_size: int, per_device: int, micro: int | str) -> None:
     plan = plan_of(batch={"size": world_size * per_device, "group": "micro", "micro": micro}, world_size=world_size)
     limit = AUTO_MICRO_IMAGES if micro == "auto" else int(micro)
     sizes = [sum(groups) for groups in plan.micro_batches(world_size - 1)]

@@ -93,7 +93,7 @@ def test_any_preset_accepts_another_schedule() -> None:
     check_each(preset_names(), check)
 
 
-def test_the_list_covers_what_is_published() -> None:
+def test_the_published_list_covers_devices_lengths_precisions_and_optimizers() -> None:
     assert len(ROWS) == sum(len(family["rows"]) for family in FAMILIES), "no name twice"
     assert len(ROWS) >= 88
     cards = [row["batch"][-1] for row in ROWS.values()]
@@ -226,7 +226,7 @@ def test_a_preset_that_extends_another_changes_only_what_it_sets() -> None:
     assert load("cifar100-resnet20").recipe.expect is None
 
 
-def test_a_recipe_for_many_devices_is_the_same_mathematics_on_one() -> None:
+def test_a_recipe_for_many_devices_computes_the_same_on_one() -> None:
     recipe = load("resnet50-nv-90ep-16gpu-fp32").recipe
     plans = [make_plan(recipe, Facts(1_281_167, 50_000, 1000, world_size=world_size)) for world_size in (1, 2, 16)]
     assert len({plan.group_sizes for plan in plans}) == 1

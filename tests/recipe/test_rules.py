@@ -187,13 +187,13 @@ def test_a_contradiction_has_its_message(tmp_path: Path, text: str, message: str
         DETECTION.replace("ssd", "none"),
     ],
 )  # fmt: skip
-def test_fields_that_go_together_are_accepted(tmp_path: Path, text: str) -> None:
+def test_compatible_fields_are_accepted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(text)
     assert isinstance(load(str(path)).recipe, Recipe)
 
 
-def test_grayscale_images_have_no_hue_and_every_problem_comes_at_once(tmp_path: Path) -> None:
+def test_grayscale_images_have_no_hue_and_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(
         "data: {preprocess: {channels: 1}}\naugment: {color_jitter: {hue: 0.1, saturation: 0.2}, scale: [0.9, 0.1]}\n"

@@ -46,7 +46,7 @@ def test_a_value_is_read_as_yaml(text: str, value: object) -> None:
     assert type(read) is type(value)
 
 
-def test_keys_know_their_lines() -> None:
+def test_every_key_has_its_line_number() -> None:
     read = document.read("# c\na:\n  b: 1\n\n  c: [1,\n    2]\nd: {e: 2}\n")
     assert read.lines == {
         ("a",): 2, ("a", "b"): 3, ("a", "c"): 5, ("d",): 7, ("d", "e"): 7
@@ -71,7 +71,7 @@ def test_keys_know_their_lines() -> None:
         ("a: " + "9" * 5000, 1, "cannot be read as int"),
     ],
 )
-def test_a_problem_has_its_line(text: str, line: int, words: str) -> None:
+def test_a_syntax_problem_has_its_line_number(text: str, line: int, words: str) -> None:
     (problem,) = document.read(text).problems
     assert problem.line == line
     assert words in problem.text

@@ -10,7 +10,7 @@ from reconv.data.dataset import Sample
 
 
 class Three(DetectionDataset):
-    """Three images with as many boxes as their number says."""
+    """Three images: image i has i boxes."""
 
     kind = "three"
     class_names = ("a", "b")

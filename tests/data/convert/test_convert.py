@@ -56,7 +56,7 @@ def pixels(sample: Sample) -> np.ndarray:
 
 
 def decoded_samples(root: Path, split: Split) -> list[tuple[str, bytes]]:
-    """Class name and pixels of every sample, in an order of its own."""
+    """Class name and pixels of every sample, sorted."""
     source = open_dataset("auto", root, split, DataConfig())
     samples = [source[index] for index in range(len(source))]
     return sorted((source.class_names[sample.target], pixels(sample).tobytes()) for sample in samples)
@@ -106,7 +106,7 @@ def test_bytes_depend_neither_on_threads_nor_on_the_path(tree: Path, tmp_path: P
 
 
 class PowerCutError(BaseException):
-    """Nothing catches this."""
+    """An error that nothing catches."""
 
 
 @pytest.mark.parametrize("kind", ["packed", "folder"])
@@ -200,7 +200,7 @@ def test_continuing_with_other_options_or_data_is_refused(
 
 @pytest.mark.parametrize("fact", ["encoder", "layout"])
 def test_continuing_with_another_encoder_is_refused(tree: Path, tmp_path: Path, fact: str) -> None:
-    """As after a change of version: half of the shards would be of one, half of the other."""
+    """After an upgrade of the encoder, half of the shards would differ from the others."""
     (tree / "val" / "cat" / "015.png").write_bytes(b"damaged")
     with pytest.raises(DataError, match="not an image"):
         run(tree, tmp_path / "new", "packed", TranscodeOptions(quality=80))

@@ -195,7 +195,7 @@ def test_a_broken_library_is_not_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.native
 def test_a_library_of_an_older_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that was compiled before the datasets changed: it lacks calls, and is to be compiled again."""
+    """A library compiled from an older source tree: it lacks functions and must be compiled again."""
     library, dataset = tmp_path / "_jpeg.so", tmp_path / "older.c"
     dataset.write_text("int reconv_jpeg_version(void) { return 1; }")
     subprocess.run([*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-o", library, dataset], check=True)

@@ -107,7 +107,7 @@ def test_restarts_inside_rows_or_out_of_order_are_not_used() -> None:
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the package is not installed."""
+    """Pillow decodes, as on a machine without simplejpeg."""
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     jpeg_decoder.cache_clear()
     yield
@@ -211,7 +211,7 @@ def test_a_damaged_scan_gives_the_pixels_of_pillow() -> None:
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
 def test_an_error_after_a_warning_is_an_error_by_every_decoder(kind: str) -> None:
-    """Tables that are not there, named by a scan or form that libjpeg warns of: once there were pixels of nothing."""
+    """Scans that refer to missing tables, which libjpeg only warns about, must not give undefined pixels."""
     data = PLAIN[kind]
     scan, form = data.index(b"\xff\xda"), data.index(b"JFIF")
     [params] = each_row(crop_params(AugmentConfig(), 0, np.arange(1, dtype=np.int64)))

@@ -83,7 +83,7 @@ def test_a_buffer_is_not_reused_while_a_view_of_it_is_alive(holder: str) -> None
 
 
 class Late:
-    """A device whose copies happen only when they are waited for, or when somebody looks whether they have."""
+    """A device whose copies happen only when they are waited for or queried."""
 
     def __init__(self) -> None:
         self.under_way: list[_LateCopy] = []

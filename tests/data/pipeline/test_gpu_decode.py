@@ -42,7 +42,7 @@ BRIGHTER = 3  # added by this decoder, to tell its rows from those of the host
 
 
 class PillowDecoder:
-    """Decodes by Pillow; some files it does not take."""
+    """Decodes with Pillow and rejects some files."""
 
     def __init__(self, refused: Sequence[bytes] = ()) -> None:
         self.refused = list(refused)
@@ -212,13 +212,13 @@ def test_a_gpu_decoder_that_fails_is_an_error(dataset: FolderDataset) -> None:
         stream(dataset, Broken())
 
 
-def test_the_fraction_is_balanced_by_the_time_of_each_side() -> None:
+def test_the_fraction_balances_the_time_of_workers_and_gpu() -> None:
     assert balanced_fraction(decode_s=1, read_s=0, gpu_s=1) == 0.5
     assert balanced_fraction(decode_s=1, read_s=0.25, gpu_s=0.25) == 15 / 16  # never all: evaluation needs workers too
     assert balanced_fraction(decode_s=1e-6, read_s=0, gpu_s=1) == 1 / 16
 
 
-def test_the_fraction_is_measured_and_an_error_if_no_file_is_supported(dataset: FolderDataset) -> None:
+def test_measuring_the_fraction_fails_if_no_file_is_supported(dataset: FolderDataset) -> None:
     augment = AugmentConfig(decoder="pillow")
     fraction = measure_gpu_decode_fraction(dataset, SPEC, augment, PillowDecoder(), num_workers=2, seed=0)
     assert fraction * 16 in range(1, 16)

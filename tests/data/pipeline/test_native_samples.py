@@ -34,7 +34,7 @@ LARGE_BYTES = 5 * 2**20
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> FolderDataset:
-    """A class of files that the compiled decoder takes and does not take; the first is larger than its buffer."""
+    """A class of files that the compiled decoder supports or rejects; the first is larger than its buffer."""
     large = encoded(photograph(70, 60))
     files = {
         "a.jpg": large + bytes(LARGE_BYTES - len(large)),  # decoders stop at the end marker

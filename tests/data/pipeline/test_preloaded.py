@@ -91,7 +91,7 @@ def test_padding_wider_than_the_image_is_black(dataset: ArrayDataset) -> None:
     assert (device.flatten(1).amax(1) == 0).any()
 
 
-def test_alternating_flips_show_both_sides_of_every_image_in_two_epochs(dataset: ArrayDataset) -> None:
+def test_alternating_flips_show_every_image_flipped_and_unflipped_in_two_epochs(dataset: ArrayDataset) -> None:
     augment = AugmentConfig(crop="none", hflip_mode="alternating")
     plan_steps = 4 * NUM_IMAGES // 12  # the stream is wrapped: 4 epochs are not a whole number of steps
     seen: dict[int, list[bool]] = {}

@@ -144,7 +144,7 @@ def test_the_plan_has_the_size_of_the_cache(size: CacheSize | None, annotation: 
     assert not [line for line in make_plan(Recipe(), Facts(10_000, 100, 10)).lines if "data.cache" in line]
 
 
-def test_a_run_with_a_cache_has_the_bits_of_one_without(tree: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_cache_equals_one_without_bitwise(tree: Path, tmp_path: Path) -> None:
     cached = trained_weights(tree, tmp_path / "ram", {"data.cache": "ram", "data.num_workers": 2})
     assert cached == trained_weights(tree, tmp_path / "off", {"data.cache": "off"})
     assert "of samples in memory" in (tmp_path / "ram" / "events.jsonl").read_text()

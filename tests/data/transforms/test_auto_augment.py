@@ -96,7 +96,7 @@ def test_solarize_add_changes_dark_pixels_only() -> None:
     assert np.array_equal(result[128:], np.arange(128, 256))
 
 
-def test_a_signed_strength_goes_both_ways() -> None:
+def test_a_signed_strength_can_be_negated() -> None:
     image, rotate = colors(), Operation("rotate", 20.0, signed=True)
     for negated, degrees in ((False, 20), (True, -20)):
         wanted = image.rotate(degrees, fillcolor=(GRAY,) * 3)

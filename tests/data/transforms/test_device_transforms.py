@@ -142,7 +142,7 @@ def test_mixup_blends_images_and_labels_by_the_same_weight(augment: AugmentConfi
     assert len(set(shares)) == (3 if augment is MIXUP else 13)
 
 
-def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
+def test_cutmix_label_weights_are_the_exact_fractions_of_pixels() -> None:
     areas = set()
     for step in range(30):
         batch = make_batch(CUTMIX, (4, 3), step=step, first=step * 7)
@@ -161,7 +161,7 @@ def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
     assert len(areas) > 20
 
 
-def test_with_both_on_each_group_uses_one_of_them() -> None:
+def test_with_mixup_and_cutmix_each_group_uses_one_of_them() -> None:
     cut = mixed = 0
     for step in range(200):
         params = mix_params(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)

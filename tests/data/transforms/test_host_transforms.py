@@ -69,7 +69,7 @@ def test_the_shorter_side_before_the_center_crop() -> None:
         assert np.array_equal(by_rule, host_eval(image, PreprocessConfig(size=32, resize=side)))
 
 
-def test_training_at_another_size_shows_the_same_share_of_the_image() -> None:
+def test_training_at_another_size_shows_the_same_fraction_of_the_image() -> None:
     spec = train_preprocess(PreprocessConfig(size=224, resize=256), AugmentConfig(interpolation="bicubic"), 112)
     assert (spec.size, spec.resize, spec.interpolation) == (112, 128, "bicubic")
     assert train_preprocess(PreprocessConfig(size=224, resize=None), AugmentConfig(), 112).resize is None
@@ -113,7 +113,7 @@ def test_training_images_match_pillow_within_rounding(interpolation: str) -> Non
 
 
 def test_without_antialias_pixels_between_samples_are_ignored() -> None:
-    """Made smaller by eight, rows 3 and 4 of each eight are looked at; the others count only in the average."""
+    """Downscaled by 8, only rows 3 and 4 of each 8 are sampled; the others count only with antialias."""
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[::8] = 255
     whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}

@@ -26,7 +26,7 @@ def test_a_subset_of_training_keeps_the_boxes(coco: Path) -> None:
 
 
 def test_every_layout_gives_the_same_boxes(coco: Path, tmp_path: Path) -> None:
-    """The same image and boxes as COCO, VOC and YOLO say them."""
+    """The same image and boxes in the layouts of COCO, VOC and YOLO."""
     image = (coco / "train2017" / "b.jpg").read_bytes()
     voc = write_voc(
         tmp_path / "v",
