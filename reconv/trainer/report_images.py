@@ -46,7 +46,7 @@ DETECTION_COLUMNS = 2
 DETECTION_TITLE = "Ground truth beside prediction"
 DETECTION_NOTE = (
     "Left the ground truth, right the predictions with a score of 30 % or more. Green: matched; orange: missed "
-    "or wrong; grey: crowds and difficult objects, which do not count. Half of the images "
+    "or wrong; gray: crowds and difficult objects, which do not count. Half of the images "
     "are those with the most mistakes."
 )
 

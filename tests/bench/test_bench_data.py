@@ -1,4 +1,4 @@
-"""`bench data` counts the loader's images, and compares it with an ordinary pipeline that makes the same ones."""
+"""`bench data` counts the loader's images, and compares it with a baseline pipeline that makes the same ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Nine photographs of noise in two classes, of different sizes, one of them grey."""
+    """Nine photographs of noise in two classes, of different sizes, one of them gray."""
     rng = np.random.default_rng(0)
     for number in range(9):
         folder = tmp_path / "tree" / "train" / ("ant", "bee")[number % 2]

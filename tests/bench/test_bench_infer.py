@@ -1,4 +1,4 @@
-"""`bench infer` answers in every batch size with the weights of a recipe or a run."""
+"""`bench infer` measures a recipe or a run at several batch sizes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_malformed_batch_sizes_are_an_error(text: str, capsys: pytest.CaptureFix
 
 def test_batch_that_does_not_fit_is_an_error_listing_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "infer", "quickstart", "--batches", f"1,2,{10**12}", "--iterations", "1"], code=6)
-    told = capsys.readouterr().err
-    assert "a batch of 1,000,000,000,000 images does not fit" in told and "--batches 1,2\n" in told
+    message = capsys.readouterr().err
+    assert "a batch of 1,000,000,000,000 images does not fit" in message and "--batches 1,2\n" in message
 
 
 @pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32", "16.16"])
@@ -93,36 +93,36 @@ def test_per_operation_dtypes_are_an_error(capsys: pytest.CaptureFixture[str]) -
     assert "precision.ops" in capsys.readouterr().err
 
 
-class Repeats:
-    """Records as a CUDA graph does: what is launched again writes to the place of the first time."""
+class FakeCapture:
+    """Replays work like a CUDA graph: it writes to the tensor of the capture."""
 
     def __init__(self) -> None:
-        self.num_launched = 0
+        self.num_replayed = 0
 
     def run_on_stream(self, work: Callable[[], Any]) -> Any:
         return work()
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        place = torch.full_like(work(), torch.nan)
+        output = torch.full_like(work(), torch.nan)
 
-        def launch() -> None:
-            self.num_launched += 1
-            place.copy_(work())
+        def replay() -> None:
+            self.num_replayed += 1
+            output.copy_(work())
 
-        return place, launch
+        return output, replay
 
 
 def test_fused_inference_matches_the_model() -> None:
     model, num_folded = fold_batch_norms(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
-    recorder = Repeats()
-    fused = FusedInference(model, recorder)
+    capture = FakeCapture()
+    fused = FusedInference(model, capture)
     for rows in (2, 1):
-        served = fused(torch.randn(rows, 3, 32, 32))
-        assert served.num_fused == num_folded == 7
-        assert served.difference < 1e-5
+        fused_run = fused(torch.randn(rows, 3, 32, 32))
+        assert fused_run.num_fused == num_folded == 7
+        assert fused_run.difference < 1e-5
         with torch.inference_mode():
-            served.run()
-    assert recorder.num_launched == 4
+            fused_run.run()
+    assert capture.num_replayed == 4
 
 
 @pytest.mark.parametrize("mode, is_close", [("fp64", True), ("fp32", True), ("bf16-all", False), ("16.16", False)])
@@ -132,17 +132,17 @@ def test_fused_inference_is_compared_with_exact_outputs(mode: str, is_close: boo
     dtype = _DTYPES.get(mode, torch.float32)
     model, exact, _ = _convert(network, (1, size, size), dtype)
     images = torch.randn(2, 1, size, size).to(dtype)
-    served = FusedInference(model, Repeats(), exact)(images)
-    assert (served.num_fused, served.note) == (7, "")
-    assert served.difference < 0.01
+    fused_run = FusedInference(model, FakeCapture(), exact)(images)
+    assert (fused_run.num_fused, fused_run.note) == (7, "")
+    assert fused_run.difference < 0.01
     with torch.inference_mode():
-        answers, wide = model(images), exact(images)
-    assert answers.dtype == dtype and torch.equal(answers, wide) == is_close
-    torch.testing.assert_close(answers, wide, rtol=0.1, atol=0.1, check_dtype=False)
+        outputs, wide = model(images), exact(images)
+    assert outputs.dtype == dtype and torch.equal(outputs, wide) == is_close
+    torch.testing.assert_close(outputs, wide, rtol=0.1, atol=0.1, check_dtype=False)
 
 
-class Rows(nn.Module):
-    """A network that hides the number of its images in its arithmetic."""
+class BatchDependent(nn.Module):
+    """A model whose computation depends on the batch size."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Rows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.conv(x)
-        if self.how == "asking":
+        if self.how == "sync":
             return y if float(x[0, 0, 0, 0]) else -y
         return y / len(x) if self.how == "scaled" else y + torch.ones(len(x), 8, 1, 1)
 
@@ -160,34 +160,37 @@ class Rows(nn.Module):
     [
         ("scaled", 6, "its outputs differ by"),
         ("shaped", 6, "it fails: "),
-        ("asking", 3, "it fails: "),
-        ("shaped", 1, "differ by inf of the largest"),  # one image is broadcast to those of the list
+        ("sync", 3, "it fails: "),
+        ("shaped", 1, "differ by inf of the largest"),  # one image is broadcast to the traced batch size
     ],
 )
 def test_model_that_cannot_be_fused_runs_unfused_with_a_note(how: str, rows: int, why: str) -> None:
-    model = Rows(how).eval()
-    served = FusedInference(model, Repeats())(torch.randn(rows, 3, 8, 8))
-    assert (served.num_fused, served.difference) == (0, 0.0)
-    assert served.note.startswith("the fused network is not used: ") and why in served.note
+    model = BatchDependent(how).eval()
+    fused_run = FusedInference(model, FakeCapture())(torch.randn(rows, 3, 8, 8))
+    assert (fused_run.num_fused, fused_run.difference) == (0, 0.0)
+    assert fused_run.note.startswith("the fused network is not used: ") and why in fused_run.note
 
 
 def test_fused_outputs_may_differ_by_the_rounding_error_of_the_model() -> None:
-    model, images = Rows("scaled").eval(), torch.randn(6, 3, 8, 8)  # a list of 3 rows gives twice the answers of 6
-    assert FusedInference(model, Repeats(), lambda x: 1.4 * model(x))(images).note
-    served = FusedInference(model, Repeats(), lambda x: 3 * model(x))(images)
-    assert (served.num_fused, served.note) == (1, "")
-    assert served.difference == pytest.approx(1)
+    model, images = (
+        BatchDependent("scaled").eval(),
+        torch.randn(6, 3, 8, 8),
+    )  # a list of 3 rows gives twice the outputs of 6
+    assert FusedInference(model, FakeCapture(), lambda x: 1.4 * model(x))(images).note
+    fused_run = FusedInference(model, FakeCapture(), lambda x: 3 * model(x))(images)
+    assert (fused_run.num_fused, fused_run.note) == (1, "")
+    assert fused_run.difference == pytest.approx(1)
 
 
 def test_untrained_model_gets_calibrated_batch_norm_statistics() -> None:
     given: list[tuple[str, object, str]] = [("precision.mode", "fp32", "test"), ("data.preprocess.size", 64, "test")]
-    _, network, _ = _open("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with answers of over 10,000
+    _, network, _ = _open("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with outputs of over 10,000
     norms = [layer for layer in network.model.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert all(norm.running_var is not None and (norm.running_var != 1).any() for norm in norms)
     assert not any(norm.training for norm in norms) and {norm.momentum for norm in norms} == {0.1}
     with torch.inference_mode():
-        answers = network.model(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
-    assert 0.01 < answers.std() < 10
+        outputs = network.model(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
+    assert 0.01 < outputs.std() < 10
 
 
 def _small(num_classes: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""`bench train` on several devices: speeds beside one device's, and what the reduction of gradients takes."""
+"""`bench train` on several devices: weak scaling and the cost of the gradient reduction."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def test_options_incompatible_with_several_devices_are_an_error(capsys: pytest.C
         bench_train(
             "quickstart", devices=2, baselines=[TrainBaseline("none", lambda n: pytest.fail("built"), "bf16", False)]
         )
-    for words, said in (
+    for options, message in (
         (["--devices", "2", "--set", "parallel.pipeline_stages=2"], "does not measure pipelines"),
         (["--devices", "2", "--batch-size", "64", "--batch-per-device", "32"], "32 per device x 2 = 64"),
         (["--nic", "no-such-network"], "no such network interface"),
     ):
         with pytest.raises(SystemExit) as end:
-            main(["bench", "train", "quickstart", *words])
+            main(["bench", "train", "quickstart", *options])
         assert end.value.code == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["2", "4"])

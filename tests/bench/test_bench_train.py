@@ -1,4 +1,4 @@
-"""`bench train` measures real steps of the recipe, keeps the contract of its JSON, and meets peers on equal data."""
+"""`bench train` measures real steps of the recipe, writes JSON, and compares with baselines on the same data."""
 
 from __future__ import annotations
 

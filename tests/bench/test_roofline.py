@@ -1,4 +1,4 @@
-"""Operations are counted as they are published, and a roofline exists only where a device's peak is known."""
+"""FLOPs equal published numbers, and utilization needs a known device peak."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_flops_equal_the_published_ones(name: str) -> None:
 
 def test_auxiliary_heads_count_in_training_only() -> None:
     model = build_model("googlenet")
-    in_training, at_rest = (len(layer_costs(model, (3, 224, 224), training=mode)) for mode in (True, False))
-    assert in_training > at_rest
+    in_training, in_eval = (len(layer_costs(model, (3, 224, 224), training=mode)) for mode in (True, False))
+    assert in_training > in_eval
 
 
 def test_flops_of_groups_and_strides() -> None:

@@ -1,4 +1,4 @@
-"""What is timed: whole windows without their warm-up, and parts where the device lets them be told apart."""
+"""Timing of windows without warm-up, and of the parts of a step where the device supports it."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_part_times_are_means_over_all_steps() -> None:
     assert step_ms["forward"] == 2000.0
 
 
-class _Unclocked(Cpu):
+class _DeviceWithoutTiming(Cpu):
     kind = "mps"
 
 
 def test_part_times_are_none_on_devices_without_timing() -> None:
-    timer = StepTimer(_Unclocked())
+    timer = StepTimer(_DeviceWithoutTiming())
     with timer.annotate("forward"):
         pass
     step_ms = Timings((0.001,), 1, 0.0, timer.seconds(1)).step_ms()

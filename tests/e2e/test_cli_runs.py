@@ -1,4 +1,4 @@
-"""The verbs that train and use a run, as a person types them."""
+"""The commands that train and use a run, through the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _run(words: list[str], code: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps, shared by the tests that only look at it."""
+    """A run of three steps; read only."""
     folder = tmp_path_factory.mktemp("shared") / "run"
     _run([*SHORT, "--out", str(folder), "--quiet"])
     return folder

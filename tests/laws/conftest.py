@@ -46,7 +46,7 @@ class Outcome:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    """Train the quickstart recipe with overrides in a folder of its own."""
+    """Train the quickstart recipe with overrides in a separate directory."""
 
     def run(name: str, overrides: dict[str, str], *, resume: bool = False) -> Outcome:
         given = [(field, value, "--set") for field, value in overrides.items()]

@@ -1,4 +1,4 @@
-"""Bad images obey the laws too: a run that leaves some out resumes bitwise, and any number of workers agrees."""
+"""Bad images: a run that skips some resumes bitwise, with any number of workers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def told(outcome: Outcome) -> list[BadImageSkipped]:
+def logged(outcome: Outcome) -> list[BadImageSkipped]:
     return [e for e in latest_by_step(read_events(outcome.folder.events)) if isinstance(e, BadImageSkipped)]
 
 
@@ -112,8 +112,8 @@ def test_resume_with_bad_images_equals_the_uninterrupted_run(damaged: Path, tmp_
         run(damaged, tmp_path / "parts", on_event=stop, data__num_workers="8", data__prefetch="4")
     resumed = run(damaged, tmp_path / "parts", resume=True, data__num_workers="2")
     assert_same_bits(whole, resumed)
-    assert told(whole) == told(resumed)
-    assert len(told(whole)) == 3
+    assert logged(whole) == logged(resumed)
+    assert len(logged(whole)) == 3
     attempts = [e for e in read_events(resumed.folder.events) if isinstance(e, AttemptStarted)]
     assert [a.from_step for a in attempts] == [0, stop_at]
 
@@ -147,7 +147,7 @@ def test_repaired_dataset_can_resume_with_stop(damaged: Path, tmp_path: Path) ->
 
 
 def test_bad_image_count_continues_after_resume(damaged: Path, tmp_path: Path) -> None:
-    """Two are borne: the third ends the run, and one that was resumed after them has not forgotten."""
+    """Two are tolerated: the third ends the run, also if the first two were before the resume."""
     met: list[BadImageSkipped] = []
 
     def stop(event: Event) -> None:

@@ -36,7 +36,7 @@ Train = Callable[..., Outcome]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    """Train the detection quickstart, made tiny, with overrides in a folder of its own."""
+    """Train the detection quickstart, made tiny, with overrides in a separate directory."""
 
     def run(
         name: str, *, resume: bool = False, on_event: Callable[[Event], None] | None = None, **given: object

@@ -1,4 +1,4 @@
-"""Laws 3 and 10 for detection: ranks change neither what a detector learns nor how it is scored."""
+"""Laws 3 and 10 for detection: the number of ranks changes neither training nor evaluation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHORT = {
     "save.every": "4step",
     "evaluate.every": "4step",
     "data.num_samples": 110,
-    "evaluate.batch_size": 5,  # 5 batches, dealt whole: 3 + 2, 2 + 2 + 1; the last is not full
-    "detection.score_threshold": 0.01,  # so little that a network that knows nothing finds something
+    "evaluate.batch_size": 5,  # 5 batches, dealt whole: 3 + 2, 2 + 2 + 1, 2 + 1 + 1 + 1; the last is not full
+    "detection.score_threshold": 0.01,  # low enough that an untrained model has detections
     "ema.decay": 0.9,  # a second evaluation, of the averaged weights
 }
 
@@ -34,7 +34,7 @@ def train_here(out: str, settings: dict[str, object]) -> int:
 
 
 def trained(size: int, settings: dict[str, object]) -> Outcome:
-    """The run of so many ranks, in a folder of its own."""
+    """Train on `size` ranks, in a separate directory."""
     folder = Path.cwd() / f"of-{size}"
     assert in_ranks(size, train_here, str(folder), settings) == [0] * size
     return Outcome(folder, {})

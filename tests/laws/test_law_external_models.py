@@ -1,4 +1,4 @@
-"""Runs of other packages' networks obey the law of resuming, random layers included."""
+"""Law 1 for external models, with random layers."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_ordered_reduction_with_an_uneven_last_group(train: Train) -> None:
 
 
 def test_group_size_changes_the_result(train: Train) -> None:
-    """The law above would hold vacuously if groups did nothing."""
+    """Otherwise the tests above would hold trivially."""
     one = train("one", {**SHORT, "batch.group": "all"}).bits()
     other = train("other", {**SHORT, "batch.group": "15"}).bits()
     assert any(not torch.equal(one[n], other[n]) for n in one)

@@ -1,4 +1,4 @@
-"""Where optimizer state lies changes no bit: divided over processes, on the host, or whole on the device."""
+"""Sharding or offloading optimizer state changes no bit."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
-def told(outcome: Outcome) -> list[object]:
+def logged_metrics(outcome: Outcome) -> list[object]:
     events = read_events(outcome.folder.events)
     losses = [(event.loss, event.metrics) for event in events if isinstance(event, TrainProgress)]
     scores = [dict(event.metrics) for event in events if isinstance(event, EvalFinished)]
@@ -61,13 +61,13 @@ def told(outcome: Outcome) -> list[object]:
 
 @pytest.mark.parametrize(("schedule", "cut"), [("1f1b", TWO), ("sequential", TWO), ("gpipe", THREE)])
 def test_pipeline_equals_one_process_bitwise(schedule: str, cut: dict[str, str]) -> None:
-    """Micro-batches add their gradients in the same order, and what other parts add is zero."""
+    """Micro-batches add their gradients in the same order, and other stages add zeros."""
     one = trained(1, SHORT, "one")
     several = trained(
         int(cut["parallel.pipeline_stages"]), {**SHORT, **cut, "parallel.pipeline_schedule": schedule}, "several"
     )
     assert differing(one, several) == []
-    assert told(one) == told(several)
+    assert logged_metrics(one) == logged_metrics(several)
 
 
 def test_two_pipeline_replicas_agree_to_1e_12_in_fp64() -> None:

@@ -1,4 +1,4 @@
-"""Law 1 over growing images: a run stopped around a change of size and resumed equals the run left alone."""
+"""Law 1 with progressive resizing: a run resumed around a change of size equals the uninterrupted run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def train_here(out: str, settings: dict[str, str], resume: bool = False) -> int:
 
 
 def trained(size: int, settings: dict[str, str], name: str = "") -> Outcome:
-    """The run of so many ranks, in a folder of its own."""
+    """Train on `size` ranks, in a separate directory."""
     folder = Path.cwd() / (name or f"of-{size}")
     assert in_ranks(size, train_here, str(folder), settings) == [0] * size
     return Outcome(folder, {})

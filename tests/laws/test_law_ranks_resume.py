@@ -1,4 +1,4 @@
-"""Runs whose number of ranks changes, evaluations on any number of them, and bad images counted over all."""
+"""Runs resumed on another number of ranks, evaluation on several ranks, and bad images counted over all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERED |= {"evaluate.every": "10step", "batch.size": "100", "batch.group": "25"
 
 
 def train_until_signalled(out: str, settings: dict[str, str], at_step: int) -> int:
-    """Train, and have one rank's operating system ask for an end after some steps."""
+    """Train, and send one rank a stop signal after some steps."""
 
     def on_event(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == at_step:
@@ -64,14 +64,14 @@ def test_evaluation_and_report_images_do_not_depend_on_the_number_of_ranks() -> 
     settings["batch.micro"] = "auto"
     one = trained(1, settings)
     assert len(scores(one)) == 2  # raw and averaged
-    picture = (one.folder.images / "mistakes.png").read_bytes()
+    image = (one.folder.images / "mistakes.png").read_bytes()
     for size in (2, 3, 4, 7):
         several = trained(size, settings)
         assert scores(several) == scores(one)
-        assert (several.folder.images / "mistakes.png").read_bytes() == picture
+        assert (several.folder.images / "mistakes.png").read_bytes() == image
 
 
-def pictures_with_bad_ones(folder: Path) -> None:
+def write_images_with_bad_ones(folder: Path) -> None:
     """Two classes of small images, some of them not images at all."""
     from PIL import Image
 
@@ -85,13 +85,13 @@ def pictures_with_bad_ones(folder: Path) -> None:
                     path.write_bytes(b"no image")
 
 
-def told(outcome: Outcome) -> list[Event]:
+def logged(outcome: Outcome) -> list[Event]:
     events = read_events(outcome.folder.events)
     return [event for event in events if isinstance(event, BadImageSkipped)]
 
 
 def test_bad_images_are_skipped_and_counted_as_on_one_rank() -> None:
-    pictures_with_bad_ones(Path.cwd() / "images")
+    write_images_with_bad_ones(Path.cwd() / "images")
     settings = {
         **ORDERED,
         "length": "3ep",
@@ -108,8 +108,8 @@ def test_bad_images_are_skipped_and_counted_as_on_one_rank() -> None:
         "save.every": "1ep",
     }
     one, several = trained(1, settings), trained(3, settings)
-    assert len(told(one)) == 8
-    by_place = [sorted(told(run), key=lambda event: (event.step, event.split, event.index)) for run in (one, several)]
+    assert len(logged(one)) == 8
+    by_place = [sorted(logged(run), key=lambda event: (event.step, event.split, event.index)) for run in (one, several)]
     assert by_place[0] == by_place[1]
     assert differing(one, several) == []
     assert losses(one) == losses(several)

@@ -1,4 +1,4 @@
-"""Computing stages again changes no bit of a run on the CPU; a step done again after running out of memory neither."""
+"""Activation checkpointing and OOM retries change no bit of a run on the CPU."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def plans(outcome: Outcome) -> list[tuple[str, ...]]:
     return [event.lines for event in read_events(outcome.folder.events) if isinstance(event, RunPlanned)]
 
 
-class Hungry:
-    """A network that runs out of memory on more than so many images, for the first time after some passes."""
+class OomForward:
+    """A forward that raises OOM for more than `max_images` images, after the first `after` passes."""
 
-    def __init__(self, most: int, after: int = 0) -> None:
-        self.most, self.after, self.passes = most, after, 0
+    def __init__(self, max_images: int, after: int = 0) -> None:
+        self.max_images, self.after, self.passes = max_images, after, 0
         self.plain = ResNet.forward
 
     def __call__(self, model: Any, images: Tensor) -> Tensor:
         if model.training:
             self.passes += 1
-            if self.passes > self.after and len(images) > self.most:
+            if self.passes > self.after and len(images) > self.max_images:
                 raise torch.OutOfMemoryError("CUDA out of memory")
         return self.plain(model, images)
 
@@ -83,25 +83,25 @@ class Hungry:
 def test_step_is_retried_with_smaller_micro_batches_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "parallel.reduce": "fast"}
     expected = train("expected", {**settings, "batch.micro": "16"})
-    hungry = Hungry(16)
-    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    oom_forward = OomForward(16)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
     found = train("found", {**settings, "batch.micro": "auto"})
     assert differing(expected, found) == []
     assert [text for text in notes(found) if "out of memory" in text] == [
         "out of memory with micro-batches of 64: repeating the step with 32",
         "out of memory with micro-batches of 32: repeating the step with 16",
     ]
-    assert hungry.passes == 2 + 6 * 4
+    assert oom_forward.passes == 2 + 6 * 4
 
 
 def test_oom_in_the_second_micro_batch_does_not_change_the_result(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first of two micro-batches is through, its gradients and statistics are there, when the second fails."""
+    """The gradients and statistics of the first micro-batch exist when the second fails."""
     settings = {**SHORT, "data.subset_percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
     settings["save.every"] = "2step"
     expected = train("expected", {**settings, "batch.micro": "128"})
-    late = Hungry(128, after=1)
+    late = OomForward(128, after=1)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: late(model, images))
     assert differing(expected, train("late", {**settings, "batch.micro": "auto"})) == []
     assert late.passes == 2 + 2 * 4
@@ -110,9 +110,9 @@ def test_oom_in_the_second_micro_batch_does_not_change_the_result(
 def test_halved_micro_batch_is_kept_on_resume(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "parallel.reduce": "fast", "schedule.name": "constant", "batch.micro": "auto"}
     expected = train("expected", {**settings, "batch.micro": "16"})
-    hungry = Hungry(16)
+    oom_forward = OomForward(16)
     with monkeypatch.context() as patch:
-        patch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+        patch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
         train("found", {**settings, "length": "3step"})
     found = train("found", settings, resume=True)
     assert differing(expected, found) == []
@@ -120,17 +120,17 @@ def test_halved_micro_batch_is_kept_on_resume(train: Train, monkeypatch: pytest.
 
 
 def test_batch_norm_groups_are_not_split_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    hungry = Hungry(15)
-    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    oom_forward = OomForward(15)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
     with pytest.raises(ResourceError, match="a batch norm group of 16 images does not fit") as caught:
         train("none", {**SHORT, "batch.micro": "auto"})
     assert caught.value.then.startswith("--set memory.activation_checkpointing=auto, or smaller groups")
-    assert hungry.passes == 3
+    assert oom_forward.passes == 3
 
 
 def test_explicit_micro_batch_is_not_changed_after_oom(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    hungry = Hungry(16)
-    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    oom_forward = OomForward(16)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
     with pytest.raises(ResourceError, match="micro-batches of 32 images do not fit") as caught:
         train("given", {**SHORT, "batch.micro": "32"})
     assert caught.value.then.endswith("--set batch.micro=16")

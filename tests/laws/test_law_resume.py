@@ -1,4 +1,4 @@
-"""Law 1: a run that is stopped anywhere and resumed equals the run left alone, bit for bit."""
+"""Law 1: a run that is stopped anywhere and resumed equals the uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ NUM_KILLS = 12
 
 
 def test_run_killed_at_random_moments_equals_uninterrupted_run(train: Train, tmp_path: Path) -> None:
-    """Real processes, killed at random moments of start, steps, evaluation and saves, until one may finish."""
+    """Real processes, killed at random moments of start, steps, evaluation and saves; the last one may finish."""
     settings = {**EVERYTHING, "length": "200step", "data.subset_percent": "50", "save.every": "2step"}
     whole = train("whole", settings)
     arguments = [f"{field}={value}" for field, value in settings.items()]
@@ -122,7 +122,7 @@ def _newest_step(out: Path) -> str:
 
 
 def _wait_for_a_moment(out: Path, kind: str, rng: random.Random) -> None:
-    """Wait for what the run does, not only for the clock, so that a busy machine is hit in the same places."""
+    """Wait for the run's progress, not only for a time, so that the load of the machine does not matter."""
     before = _newest_step(out)
     if kind != "at the start":
         _wait_until(lambda: _newest_step(out) != before)
@@ -132,9 +132,9 @@ def _wait_for_a_moment(out: Path, kind: str, rng: random.Random) -> None:
         time.sleep(rng.uniform(0, 0.2))
 
 
-def _wait_until(is_so: Callable[[], bool], limit_s: float = 120) -> None:
+def _wait_until(condition: Callable[[], bool], limit_s: float = 120) -> None:
     deadline_s = time.monotonic() + limit_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline_s, "the run saves nothing: did it fail at its start?"
         time.sleep(0.0005)
 
@@ -227,7 +227,7 @@ def test_new_attempt_deletes_the_previous_summary(train: Train, tmp_path: Path) 
 
 @pytest.mark.parametrize("stop_at", [5, 10])
 def test_evaluation_interrupted_by_a_signal_runs_after_resume(train: Train, tmp_path: Path, stop_at: int) -> None:
-    """Also during the last one: exit 75, and the resumed run evaluates before anything else."""
+    """Also for the last evaluation: exit code 75, and the resumed run evaluates first."""
     settings = {**EVERYTHING, "log.every": "1step", "evaluate.batch_size": "36"}
     whole = train("whole", settings)
     given = [(field, value, "--set") for field, value in settings.items()]

@@ -1,4 +1,4 @@
-"""Law 1 for every optimizer: stopped in the middle and resumed, weights and state have the bits of a run left alone."""
+"""Law 1 for every optimizer: weights and state of a resumed run equal those of the uninterrupted run."""
 
 from __future__ import annotations
 

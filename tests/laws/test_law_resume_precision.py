@@ -1,4 +1,4 @@
-"""Law 1 where weights or all products are halves: stopped and resumed, a run has the bits of one left alone."""
+"""Law 1 in half precision: a resumed run equals the uninterrupted run."""
 
 from __future__ import annotations
 

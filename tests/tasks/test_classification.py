@@ -1,4 +1,4 @@
-"""Losses of classification against targets written out class by class: smoothing, mixed labels, auxiliary heads."""
+"""Classification losses against explicit targets: smoothing, mixed labels, auxiliary heads."""
 
 from __future__ import annotations
 

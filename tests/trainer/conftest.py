@@ -1,4 +1,4 @@
-"""A small real network with everything a step drives."""
+"""A small model with everything that a training step needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reconv.trainer.step import TrainStep
 
 
 class Parts:
-    """A small real network with everything a step drives."""
+    """A small model with everything that a training step needs."""
 
     def __init__(
         self, precision: str = "fp32", optimizer: schema.OptimizerConfig | None = None, dropout: float = 0

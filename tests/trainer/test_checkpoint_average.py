@@ -1,4 +1,4 @@
-"""Averages of a run's last checkpoints: made at its end, and by command."""
+"""Averages of a run's last checkpoints, at its end and by `reconv average`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assert_is(averaged: Path, expected: dict[str, Tensor]) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that averaged, for the tests that only look at it."""
+    """A finished run with averaged checkpoints; read only."""
     folder = tmp_path_factory.mktemp("average") / "run"
     train(folder)
     return folder
@@ -81,7 +81,7 @@ def test_run_keeps_averages_and_evaluates_its_last_checkpoints(run: Path) -> Non
 
 
 def test_resumed_run_averages_the_same_checkpoints_bitwise(run: Path, tmp_path: Path) -> None:
-    """The checkpoint that the signal had saved, at step 13, is in the window and must not count."""
+    """The checkpoint saved by the signal, at step 13, is in the window and must not be averaged."""
 
     def stop(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == 13:
@@ -101,10 +101,10 @@ def test_average_command_with_exponential_weights(run: Path, tmp_path: Path) -> 
     before = (run / "averaged.safetensors").read_bytes()
     words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.25", "--out", str(target)]
     with pytest.raises(SystemExit) as end:
-        main(["average", str(run), *words, "--json", str(tmp_path / "told.json")])
+        main(["average", str(run), *words, "--json", str(tmp_path / "result.json")])
     assert end.value.code == 0
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told == {"path": str(target), "steps": [15, 20], "kind": "exponential"}
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result == {"path": str(target), "steps": [15, 20], "kind": "exponential"}
     assert_is(target, weighted_by_hand(run, {15: 0.25, 20: 0.75}))
     assert (run / "averaged.safetensors").read_bytes() == before
     [scored] = reconv.evaluate(target, recipe=str(run / "recipe.yaml"))

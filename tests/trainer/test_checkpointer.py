@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: a snapshot of their step, whole or not there, and errors are heard."""
+"""Background saves: a snapshot of their step, atomic, with errors raised in the training loop."""
 
 from __future__ import annotations
 
@@ -47,47 +47,47 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 class SlowDisk:
-    """What `os.fsync` does in the thread that writes: nothing, until training has gone on."""
+    """An `os.fsync` that blocks the writer thread until training reaches a step."""
 
     def __init__(self, until_step: int) -> None:
         self._real = os.fsync
         self._until_step = until_step
-        self._went_on = threading.Event()
+        self._reached = threading.Event()
 
     def fsync(self, file: int) -> None:
         if threading.current_thread() is not threading.main_thread():
-            assert self._went_on.wait(60), "training stood still while a checkpoint was written"
+            assert self._reached.wait(60), "training waited for a background save"
         self._real(file)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step >= self._until_step:
-            self._went_on.set()
+            self._reached.set()
 
 
 def test_background_save_writes_the_state_at_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, beside = Path.cwd() / "plain", Path.cwd() / "beside"
+    plain, background = Path.cwd() / "plain", Path.cwd() / "background"
     reconv.train("quickstart", out=plain, overrides=given({**TINY, "save.background": "false"}))
     disk = SlowDisk(until_step=3)  # the save of step 2 ends only when step 3 is done
     monkeypatch.setattr(os, "fsync", disk.fsync)
-    result = reconv.train("quickstart", out=beside, overrides=given(TINY), on_event=disk.observe)
-    assert all(same(bits(plain, step), bits(beside, step)) for step in (2, 4, 6))
+    result = reconv.train("quickstart", out=background, overrides=given(TINY), on_event=disk.observe)
+    assert all(same(bits(plain, step), bits(background, step)) for step in (2, 4, 6))
     assert not same(bits(plain, 2), bits(plain, 4))
     events = [
-        e for e in read_events(beside / "events.jsonl") if isinstance(e, TrainProgress | CheckpointSaved | RunEnded)
+        e for e in read_events(background / "events.jsonl") if isinstance(e, TrainProgress | CheckpointSaved | RunEnded)
     ]
-    told = [(type(e).__name__, e.step) for e in events]
-    assert told.index(("CheckpointSaved", 2)) > told.index(("TrainProgress", 3))
-    assert told[-2:] == [("CheckpointSaved", 6), ("RunEnded", 6)]
+    order = [(type(e).__name__, e.step) for e in events]
+    assert order.index(("CheckpointSaved", 2)) > order.index(("TrainProgress", 3))
+    assert order[-2:] == [("CheckpointSaved", 6), ("RunEnded", 6)]
     assert all(e.stall_s is not None and e.write_s is not None for e in events if isinstance(e, CheckpointSaved))
     assert result.summary["num_checkpoints"] == 3
     assert 0 < result.summary["save_stall_s_max"] <= result.summary["save_stall_s"]
     assert result.summary["save_write_s"] > 0
 
 
-def die_in_a_write(out: str, settings: dict[str, str]) -> None:
-    """Train, and be killed in the middle of writing the checkpoint of step 4, when step 5 is done."""
+def train_and_die_in_a_save(out: str, settings: dict[str, str]) -> None:
+    """Train, and kill this process while it writes the checkpoint of step 4, after step 5."""
     disk, real, num_files = SlowDisk(until_step=5), os.fsync, 0
 
     def fsync(file: int) -> None:
@@ -108,7 +108,7 @@ def die_in_a_write(out: str, settings: dict[str, str]) -> None:
 def test_kill_during_a_background_save_resumes_from_the_previous_checkpoint() -> None:
     plain, killed = Path.cwd() / "plain", Path.cwd() / "killed"
     reconv.train("quickstart", out=plain, overrides=given(TINY))
-    [(process, _)] = start(1, die_in_a_write, str(killed), TINY)
+    [(process, _)] = start(1, train_and_die_in_a_save, str(killed), TINY)
     process.join(100)
     assert process.exitcode == -signal.SIGKILL
     left = sorted(path.name for path in (killed / "checkpoints").iterdir())
@@ -135,10 +135,10 @@ def test_failed_save_ends_the_run_with_a_resource_error(save_every: str, last_st
 
 
 def test_second_write_waits_for_the_first_and_errors_are_raised_once() -> None:
-    writer, goes_on, order = AsyncWriter(), threading.Event(), []
+    writer, may_write, order = AsyncWriter(), threading.Event(), []
 
     def first() -> str:
-        assert goes_on.wait(60)
+        assert may_write.wait(60)
         order.append("first")
         return "written"
 
@@ -146,22 +146,22 @@ def test_second_write_waits_for_the_first_and_errors_are_raised_once() -> None:
         order.append("second")
         raise OSError(28, "No space left on device")
 
-    writer.submit(first, lambda result, waited_s: order.append(f"heard {result}"))
+    writer.submit(first, lambda result, waited_s: order.append(f"logged {result}"))
     writer.wait(block=False)
     assert order == []
-    goes_on.set()
+    may_write.set()
     writer.submit(second, lambda result, waited_s: order.append("never"))
     with pytest.raises(OSError, match="No space"):
         writer.wait()
     writer.wait()
-    assert order == ["first", "heard written", "second"]
+    assert order == ["first", "logged written", "second"]
 
 
 def test_error_of_the_last_write_is_added_as_a_note() -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(ValueError, match="the news") as ended, AsyncWriter() as writer:
+    with pytest.raises(ValueError, match="the cause") as ended, AsyncWriter() as writer:
         writer.submit(fail, lambda result, waited_s: None)
-        raise ValueError("the news")
+        raise ValueError("the cause")
     assert "No space left" in ended.value.__notes__[0]

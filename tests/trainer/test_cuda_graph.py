@@ -1,4 +1,4 @@
-"""A recorded step computes what the plain one does, from the batch and the step's number alone."""
+"""A captured step equals the eager step; only the batch and `StepScalars` change between replays."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from reconv.trainer.step import StepResult
 from .conftest import Parts, batch
 
 
-class Repeats:
-    """Records as a CUDA graph does: what is launched again sees the places of the first time, and writes to them."""
+class FakeCapture:
+    """Replays work like a CUDA graph: it reads and writes the tensors of the capture."""
 
     def __init__(self) -> None:
         self.num_captured = 0
-        self.num_launched = 0
+        self.num_replayed = 0
 
     def run_on_stream(self, work: Callable[[], StepResult]) -> StepResult:
         return work()
 
     def capture(self, work: Callable[[], StepResult]) -> tuple[StepResult, Callable[[], None]]:
         self.num_captured += 1
-        places: list[Tensor] = [torch.full((), torch.nan, dtype=torch.float64) for _ in range(3)]
-        result = StepResult(places[0], 8, {"top1": places[1]}, places[2], torch.tensor(False))
+        tensors: list[Tensor] = [torch.full((), torch.nan, dtype=torch.float64) for _ in range(3)]
+        result = StepResult(tensors[0], 8, {"top1": tensors[1]}, tensors[2], torch.tensor(False))
 
-        def launch() -> None:
-            self.num_launched += 1
+        def replay() -> None:
+            self.num_replayed += 1
             new = work()
             for name in ("loss", "grad_norm", "ok"):
                 getattr(result, name).copy_(getattr(new, name))
             result.metrics["top1"].copy_(new.metrics["top1"])
 
-        return result, launch
+        return result, replay
 
 
 OPTIMIZERS = {
@@ -54,45 +54,45 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_replayed_steps_equal_eager_steps(name: str, precision: str) -> None:
-    """Rates and the average's share fall with the step and dropout hashes it: a frozen number would show."""
-    plain, recorded = (Parts(precision, optimizer=OPTIMIZERS[name], dropout=0.5) for _ in range(2))
-    recorder = Repeats()
-    graphed = replace(recorded.step, graphs=StepGraphs(recorder))
+    """Learning rate, EMA weight and dropout depend on the step: a captured constant would show."""
+    eager, captured = (Parts(precision, optimizer=OPTIMIZERS[name], dropout=0.5) for _ in range(2))
+    capture = FakeCapture()
+    graphed = replace(captured.step, graphs=StepGraphs(capture))
     for step in range(WARMUP_STEPS + 4):
-        samples = batch(first=8 * step, dtype=plain.precision.input_dtype)
-        expected, got = plain.step(step, [samples]), graphed(step, [samples])
+        samples = batch(first=8 * step, dtype=eager.precision.input_dtype)
+        expected, got = eager.step(step, [samples]), graphed(step, [samples])
         assert precision == "fp32" or torch.allclose(got.loss, expected.loss, rtol=1e-5)
-    assert (recorder.num_captured, recorder.num_launched) == (1, 4)
-    ours, theirs = recorded.tensors(), plain.tensors()
-    if precision == "fp64":  # a rate on the device is a float32 to the fused kernel
+    assert (capture.num_captured, capture.num_replayed) == (1, 4)
+    ours, theirs = captured.tensors(), eager.tensors()
+    if precision == "fp64":  # the fused kernel takes a learning rate on the device as float32
         assert [n for n in ours if not torch.allclose(ours[n], theirs[n], rtol=1e-5, atol=1e-6)] == []
     elif name == "sgd":
         assert [n for n in ours if not torch.equal(ours[n], theirs[n])] == []
 
 
 def test_results_are_not_overwritten_by_the_next_replay() -> None:
-    graphed = replace(Parts().step, graphs=StepGraphs(Repeats()))
+    graphed = replace(Parts().step, graphs=StepGraphs(FakeCapture()))
     results = [graphed(step, [batch(first=8 * step)]) for step in range(WARMUP_STEPS + 3)]
     assert len({float(result.loss) for result in results}) == len(results)
     assert {f.name for f in fields(StepResult)} == {"loss", "weight", "metrics", "grad_norm", "ok"}
 
 
 def test_each_batch_shape_has_its_own_graph() -> None:
-    recorder = Repeats()
-    graphed = replace(Parts().step, graphs=StepGraphs(recorder))
+    capture = FakeCapture()
+    graphed = replace(Parts().step, graphs=StepGraphs(capture))
     whole = batch()
     halves = Batch(whole.tensors, whole.positions, (4, 4))
     for step in range(WARMUP_STEPS + 2):
         for kind in (whole, halves):
             graphed(2 * step, [kind])
-    assert recorder.num_captured == 2
-    assert recorder.num_launched == 4
+    assert capture.num_captured == 2
+    assert capture.num_replayed == 4
 
 
 def test_steps_beyond_max_graphs_run_eagerly() -> None:
-    recorder = Repeats()
-    graphed = replace(Parts().step, graphs=StepGraphs(recorder))
+    capture = FakeCapture()
+    graphed = replace(Parts().step, graphs=StepGraphs(capture))
     for rows in range(2, 2 + MAX_GRAPHS + 2):
         for step in range(WARMUP_STEPS + 1):
             assert bool(graphed(step, [batch(rows=rows)]).ok)
-    assert recorder.num_captured == MAX_GRAPHS
+    assert capture.num_captured == MAX_GRAPHS

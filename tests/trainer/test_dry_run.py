@@ -1,4 +1,4 @@
-"""Dry runs and compiling alone: real steps, and nothing left of them."""
+"""Dry runs and --compile-only: real steps that leave no files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GIVEN = [("data.subset_percent", "20", "--set")]
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made."""
+    """The directory of temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    util.get_temp_dir()  # remembered for good: that of a test is gone later, and too long for a socket
+    util.get_temp_dir()  # cached: a test's own directory is deleted later, and too long for a socket path
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
@@ -70,7 +70,7 @@ def test_dry_run_estimates_time_and_disk_space() -> None:
     assert result.save_s is not None
     [saved] = [e for e in seen if isinstance(e, CheckpointSaved)]
     assert result.save_s == saved.wall_s and saved.write_s is not None
-    copy_s = saved.wall_s - saved.write_s  # what is written beside the steps costs them nothing
+    copy_s = saved.wall_s - saved.write_s  # background writes do not slow down the steps
     expected_s = result.total_steps * 64 / result.images_per_s + 25 * (result.evaluation_s + copy_s)
     assert result.estimated_s == pytest.approx(expected_s)
     assert result.checkpoint_bytes == saved.num_bytes
@@ -108,8 +108,8 @@ def test_dry_run_disables_loggers() -> None:
     assert list(Path().iterdir()) == []
 
 
-def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, list[str]]:
-    """What a rehearsal says on one of several ranks, and the texts that were observed."""
+def dry_run_on_rank(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, list[str]]:
+    """The result of a dry run on this rank, and the texts it logged."""
     tempfile.tempdir = temporary
     seen: list[Event] = []
     given = [*GIVEN, *((field, value, "--set") for field, value in settings.items())]
@@ -135,7 +135,7 @@ def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, l
     ],
 )
 def test_dry_run_on_several_ranks_logs_on_rank_0_only(temporary: Path, settings: dict[str, str], words: str) -> None:
-    first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.num_threads": "1"})
+    first, second = in_ranks(2, dry_run_on_rank, str(temporary), {**settings, "engine.num_threads": "1"})
     assert first[0] == second[0] and first[0].steps == 5 and first[0].images_per_s is not None
     assert any(words in line for line in first[1])
     assert any("2 processes on 1 machine" in line for line in first[1])

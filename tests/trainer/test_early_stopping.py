@@ -1,4 +1,4 @@
-"""Runs that end before their length: by a target, and when evaluations stop getting better."""
+"""Early stopping by a target and by patience."""
 
 from __future__ import annotations
 

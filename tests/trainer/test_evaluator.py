@@ -1,4 +1,4 @@
-"""A part of the validation set may be scored, and everything that tells the result says so."""
+"""Partial evaluation: `evaluate.num_samples` and `--samples`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`batch.micro: auto` takes the most samples that fit: counted on a host, tried where a full device says so."""
+"""`batch.micro: auto`: the largest micro-batch that fits, estimated on CPU and tried on devices that raise OOM."""
 
 from __future__ import annotations
 
@@ -39,48 +39,48 @@ def machine_with(folder: Path, free_bytes: int) -> Machine:
     return Machine(proc=folder, sys=folder)
 
 
-class Small(Cpu):
-    """A device that says when it is full: a pass holds so many images."""
+class SmallDevice(Cpu):
+    """A device that raises OOM for more than `max_images` images in a pass."""
 
     raises_oom = True
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_images: int) -> None:
         super().__init__()
-        self.most, self.tried, self.peak = most, list[int](), 0
+        self.max_images, self.tried, self.peak = max_images, list[int](), 0
 
     def hold(self, images: Tensor) -> None:
         self.tried.append(len(images))
         self.peak = len(images)
-        if len(images) > self.most:
+        if len(images) > self.max_images:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def peak_memory_bytes(self) -> int:
         return self.peak
 
     def total_memory_bytes(self) -> int:
-        return self.most
+        return self.max_images
 
 
-def on_small(job: PreparedRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedRun, Small]:
-    """The same job on a device of that kind."""
-    device, plain = Small(most), ResNet.forward
+def on_small_device(run: PreparedRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedRun, SmallDevice]:
+    """The same run on a device with little memory."""
+    device, plain = SmallDevice(most), ResNet.forward
 
     def forward(model: ResNet, images: Tensor) -> Tensor:
         device.hold(images)
         return plain(model, images)
 
     monkeypatch.setattr(ResNet, "forward", forward)
-    return replace(job, device=device), device
+    return replace(run, device=device), device
 
 
 @pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 256), (16_000_000, 128), (1000, 64)])
 def test_micro_batch_on_cpu_fits_the_available_memory(tmp_path: Path, free_bytes: int, micro: int) -> None:
-    job = prepared(LARGE)
-    assert job.plan.micro_batch == 256
-    found = choose_micro_batch(job, machine_with(tmp_path, free_bytes)).plan
+    run = prepared(LARGE)
+    assert run.plan.micro_batch == 256
+    found = choose_micro_batch(run, machine_with(tmp_path, free_bytes)).plan
     assert (found.micro_batch, found.num_micro_batches) == (micro, 512 // micro)
     assert sum(map(sum, found.micro_batches())) == 512
-    assert (found is job.plan) == (micro == 256)
+    assert (found is run.plan) == (micro == 256)
     assert micro == 256 or any(f"auto uses micro-batches of {micro} samples: about" in line for line in found.lines)
 
 
@@ -96,8 +96,8 @@ def test_micro_batch_on_cpu_fits_the_available_memory(tmp_path: Path, free_bytes
 def test_micro_batch_is_tried_on_devices_that_raise_oom(
     most: int, micro: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, device = on_small(prepared(LARGE), most, monkeypatch)
-    assert choose_micro_batch(job).plan.micro_batch == micro
+    run, device = on_small_device(prepared(LARGE), most, monkeypatch)
+    assert choose_micro_batch(run).plan.micro_batch == micro
     assert device.tried == tried
 
 
@@ -108,20 +108,20 @@ def test_micro_batch_is_tried_on_devices_that_raise_oom(
         {**LARGE, "parallel.reduce": "ordered"},
         {**LARGE, "batch.group": "all"},
         {**LARGE, "batch.group": "micro"},
-        {"batch.size": "64", "batch.group": "16"},  # the plan takes all at once already
+        {"batch.size": "64", "batch.group": "16"},  # already one micro-batch
     ],
 )
 def test_fixed_micro_batch_is_not_tried(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    job, device = on_small(prepared(settings), 10**6, monkeypatch)
-    assert choose_micro_batch(job) is job
+    run, device = on_small_device(prepared(settings), 10**6, monkeypatch)
+    assert choose_micro_batch(run) is run
     assert device.tried == []
 
 
 def chosen_on_rank(most: int) -> tuple[int, list[int]]:
-    """What one of two ranks chooses, whose device is as small as its rank is large."""
+    """What this rank chooses; the device of rank 1 has half the memory of rank 0."""
     args = bench_args("quickstart", input="host", overrides=given({**LARGE, "batch.size": "1024"}), device="cpu")
     with prepare_run(args) as run, pytest.MonkeyPatch.context() as patch:
-        run, device = on_small(run, most // (1 + run.process_group.rank), patch)
+        run, device = on_small_device(run, most // (1 + run.process_group.rank), patch)
         return choose_micro_batch(run).plan.micro_batch, sorted(set(device.tried))
 
 
@@ -153,7 +153,7 @@ def test_chosen_micro_batch_is_saved_and_can_change_on_resume() -> None:
         (4, 99, 12, [4, 6, 12]),
         (4, 6, 6, [4, 6, 12]),
         (4, 2, 2, [4, 3, 2]),
-        (4, 0, 1, [4, 3, 2, 1]),  # the smallest, though it does not fit: its error tells
+        (4, 0, 1, [4, 3, 2, 1]),  # the smallest, even if it does not fit
         (12, 12, 12, [12]),
     ],
 )

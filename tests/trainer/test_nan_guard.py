@@ -1,4 +1,4 @@
-"""A step that is not finite is found one step later, and stops the run or is skipped."""
+"""Non-finite steps are detected one step later, and stop the run or are skipped."""
 
 from __future__ import annotations
 

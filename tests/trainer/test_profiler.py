@@ -1,4 +1,4 @@
-"""Tracing some steps of a real run: what is written, what is said, and that nothing else changes."""
+"""Profiling some steps of a real run: the trace, the table, and unchanged weights."""
 
 from __future__ import annotations
 

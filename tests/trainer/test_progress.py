@@ -1,4 +1,4 @@
-"""What a small real run measures and tells: memory, parameters, right answers in training; and what it leaves out."""
+"""What a small real run logs and summarizes: memory, parameters, throughput, training accuracy."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_logged_memory_is_the_resident_set_size(tmp_path: Path) -> None:
     before = resident_bytes()
     summary = train(tmp_path / "run", seen).summary
     after = resident_bytes()
-    told = [event.memory_bytes for event in seen if isinstance(event, TrainProgress)]
-    assert len(told) == 4
-    assert told == sorted(told)
-    assert before <= told[0] <= told[-1] <= summary["peak_memory_bytes"] <= after
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"] >= told[-1]
+    logged = [event.memory_bytes for event in seen if isinstance(event, TrainProgress)]
+    assert len(logged) == 4
+    assert logged == sorted(logged)
+    assert before <= logged[0] <= logged[-1] <= summary["peak_memory_bytes"] <= after
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"] >= logged[-1]
 
 
 def test_summary_has_the_number_of_parameters(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run of a detector leaves for its report, and what it refuses before it begins."""
+"""The report files of a detection run, and the checks before it starts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_detection_report_and_images_are_from_the_last_evaluation(result: RunRes
     assert (findings["step"], findings["weights"], findings["partial"]) == (4, "raw", False)
     assert findings["num_images"] == 20
     assert findings["metrics"]["voc10"] == result.summary["value"]
-    [pictured] = [
+    [images_logged] = [
         e
         for e in read_events(result.folder / "events.jsonl")
         if isinstance(e, ImageLogged) and e.title == "Ground truth beside prediction"
     ]
-    assert len(pictured.captions) == NUM_DETECTION_IMAGES
-    with Image.open(result.folder / pictured.path) as sheet:
+    assert len(images_logged.captions) == NUM_DETECTION_IMAGES
+    with Image.open(result.folder / images_logged.path) as sheet:
         assert sheet.size == (2 * (2 * TILE_PX + 4) + 2, 6 * TILE_PX + 5 * 2)
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
     page = (result.folder / "report.html").read_text()
@@ -73,9 +73,9 @@ def test_eval_prints_one_coco_metric_per_line(
     assert end.value.code == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["step", "4"]
-    told = {line[0]: line[1:] for line in lines[1:]}
-    assert {"ap", "ap50", "ap75", "ap_small", "ar1", "ar10", "ar100", "voc07", "voc10"} <= told.keys()
-    assert told["images"] == ["20"]
+    metrics = {line[0]: line[1:] for line in lines[1:]}
+    assert {"ap", "ap50", "ap75", "ap_small", "ar1", "ar10", "ar100", "voc07", "voc10"} <= metrics.keys()
+    assert metrics["images"] == ["20"]
     monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(SystemExit) as end:
         main(["eval", str(result.folder)])
@@ -94,12 +94,12 @@ def test_coco_metric_without_pycocotools_is_an_error_before_training(
     assert refusal.value.code == ExitCode.USAGE
     assert "pip install" in refusal.value.then
     assert not (tmp_path / "run").exists()
-    result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # judged by VOC's, it needs none
+    result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # the VOC metric needs no package
     assert result.summary["metric"] == "voc10"
     assert "ap" not in json.loads((tmp_path / "run" / "detection.json").read_text())["metrics"]
 
 
-class Pictures(DetectionDataset):
+class BoxDataset(DetectionDataset):
     """Two images with the given boxes."""
 
     def __init__(self, *truths: Annotation) -> None:
@@ -127,6 +127,6 @@ def test_validation_set_without_objects_is_an_error() -> None:
     empty, crowd = make_annotation([], [], 1, 40, 40), make_annotation(box, [0], 2, 40, 40, is_crowd=[True])
     hard, plain = make_annotation(far, [1], 3, 40, 40, difficult=[True]), make_annotation(box, [0], 4, 40, 40)
     with pytest.raises(DataError, match="no object") as refusal:
-        check_has_objects(Pictures(empty, crowd, hard))
+        check_has_objects(BoxDataset(empty, crowd, hard))
     assert refusal.value.code == ExitCode.DATA
-    check_has_objects(Pictures(empty, crowd, plain))
+    check_has_objects(BoxDataset(empty, crowd, plain))

@@ -1,4 +1,4 @@
-"""How a run ends is told once, in the words of what ended it."""
+"""`RunEnded` is logged once, with the exit code and reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_failing_to_write_the_summary_does_not_hide_the_error(tmp_path: Path) ->
 
 
 def test_only_the_first_error_is_logged(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="what that led to"), TrainingRun.open("quickstart", GIVEN, out="run") as run:
+    with pytest.raises(ValueError, match="a later error"), TrainingRun.open("quickstart", GIVEN, out="run") as run:
         run.finalizer.log_error(reconv.errors.ResourceError("a process is lost"))
-        raise ValueError("what that led to")
+        raise ValueError("a later error")
     assert ends(tmp_path / "run") == [(ExitCode.RESOURCES, "a process is lost")]

@@ -1,4 +1,4 @@
-"""More processes than devices are refused by the launcher, as a RemoteRankError."""
+"""Errors of the launcher: too many devices, and a run directory that is in use."""
 
 from __future__ import annotations
 

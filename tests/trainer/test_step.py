@@ -1,4 +1,4 @@
-"""The step: one division, a device-side gate, and no host read."""
+"""The training step: one division by the global weight, non-finite updates skipped on the device, no host sync."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_finite_step_changes_every_weight() -> None:
 
 
 class CountHostReads(TorchDispatchMode):
-    """Counts reads of a tensor's value by the host: what would make an accelerator wait."""
+    """Counts host reads of tensor values, which would synchronize with an accelerator."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Stop signals: SIGINT and SIGTERM."""
 
 from __future__ import annotations
 

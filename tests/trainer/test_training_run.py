@@ -1,4 +1,4 @@
-"""A run is set up once, the same way for training, dry runs and Python; what cannot be set up leaves no folder."""
+"""The setup of a run: shared by training, dry runs and the Python API, and without a run directory if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What feeds a run: back-ends, types on the bus, cores, and the words about waiting for data."""
+"""The data pipeline of a run: backends, transfer dtypes, CPU cores, and the data wait log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMALL = {
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def image_folder(tmp_path: Path) -> Path:
     for split in ("train", "val"):
         for name in ("ant", "bee"):
             folder = tmp_path / "images" / split / name
@@ -70,11 +70,11 @@ def trained(data: Path, out: Path, **settings: object) -> tuple[dict[str, object
     return result.summary, last.read_bytes()
 
 
-def test_worker_processes_and_transfer_dtypes_equal_threads_and_uint8(pictures: Path, tmp_path: Path) -> None:
-    _, expected = trained(pictures, tmp_path / "threads")
-    assert trained(pictures, tmp_path / "processes", data__backend="processes")[1] == expected
+def test_worker_processes_and_transfer_dtypes_equal_threads_and_uint8(image_folder: Path, tmp_path: Path) -> None:
+    _, expected = trained(image_folder, tmp_path / "threads")
+    assert trained(image_folder, tmp_path / "processes", data__backend="processes")[1] == expected
     for name in ("float16", "bfloat16", "float32"):
-        assert trained(pictures, tmp_path / name, data__transfer_dtype=name)[1] == expected
+        assert trained(image_folder, tmp_path / name, data__transfer_dtype=name)[1] == expected
 
 
 def test_auto_backend_uses_processes_without_the_native_decoder() -> None:
@@ -143,10 +143,10 @@ def test_gpu_decode_fraction_is_in_the_plan_and_kept_on_resume() -> None:
         choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.5)
 
 
-def test_gpu_backend_without_a_gpu_is_an_error(pictures: Path, tmp_path: Path) -> None:
+def test_gpu_backend_without_a_gpu_is_an_error(image_folder: Path, tmp_path: Path) -> None:
     for share in ("auto", 0.5):
         with pytest.raises(UsageError, match="cpu cannot decode JPEG") as caught:
-            trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
+            trained(image_folder, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
         assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
 
@@ -220,13 +220,13 @@ def test_data_wait_is_logged_after_the_first_evaluation_and_at_the_end() -> None
     watch = waiting(clock_that_waited(0.4), events)
     for step, hook in ((5, watch.on_evaluate_end), (7, watch.on_evaluate_end), (9, watch.teardown)):
         hook(Mock(counters=Counters(step)))
-    told = [event for event in events if isinstance(event, DataWait)]
-    assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
+    waits = [event for event in events if isinstance(event, DataWait)]
+    assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in waits] == [
         (5, 0.4, "decode", "--workers 4"),
         (9, 0.4, "decode", "--workers 4"),
     ]
     screen = ConsoleLines(None)
-    assert [screen.lines(event) for event in told] == [
+    assert [screen.lines(event) for event in waits] == [
         [
             "waited for data 40 % of the time, mostly for decode "
             "(disk 11 %, decode 67 %, augment 22 %, copy 0 %); try: --workers 4"
@@ -242,8 +242,8 @@ def test_short_data_wait_names_no_bottleneck() -> None:
     assert ConsoleLines(None).lines(events[0]) == []
 
 
-def test_summary_has_the_data_time_by_stage(pictures: Path, tmp_path: Path) -> None:
-    summary, _ = trained(pictures, tmp_path / "run")
+def test_summary_has_the_data_time_by_stage(image_folder: Path, tmp_path: Path) -> None:
+    summary, _ = trained(image_folder, tmp_path / "run")
     stages = summary["data_stage_s"]
     assert isinstance(stages, dict) and set(stages) == {"disk", "decode", "augment", "copy"}
     assert stages["disk"] > 0 and stages["decode"] > 0
@@ -260,24 +260,24 @@ def cores() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
-def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, cores: set[int]) -> None:
+def test_a_run_on_one_core_plans_for_one_core(image_folder: Path, tmp_path: Path, cores: set[int]) -> None:
     seen: list[Event] = []
     settings = {**SMALL, "engine.cpu_affinity": str(min(cores)), "data.num_workers": "auto", "length": "1step"}
     overrides = [(name, value, "test") for name, value in settings.items()]
-    reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides, on_event=seen.append)
+    reconv.train("resnet18", data=image_folder, out=tmp_path / "run", overrides=overrides, on_event=seen.append)
     text = " ".join(str(event) for event in seen)
     assert f"bound to cores {min(cores)}" in text and "1 decoding worker" in text
     assert os.sched_getaffinity(0) == cores
 
 
-def test_unavailable_cores_are_an_error_in_dry_run_and_training(pictures: Path, tmp_path: Path) -> None:
+def test_unavailable_cores_are_an_error_in_dry_run_and_training(image_folder: Path, tmp_path: Path) -> None:
     overrides = [
         (name, value, "test") for name, value in {**SMALL, "engine.cpu_affinity": "9000", "length": "1step"}.items()
     ]
     with pytest.raises(UsageError, match="none of the cores 9000"):
-        dry_run("resnet18", data=pictures, steps=1, overrides=overrides)
+        dry_run("resnet18", data=image_folder, steps=1, overrides=overrides)
     with pytest.raises(UsageError, match="none of the cores 9000"):
-        reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides)
+        reconv.train("resnet18", data=image_folder, out=tmp_path / "run", overrides=overrides)
     assert not (tmp_path / "run").exists()
 
 

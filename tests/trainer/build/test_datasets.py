@@ -1,4 +1,4 @@
-"""A folder that a recipe would not read is refused, and a rehearsal refuses what training would."""
+"""Data paths that a recipe would ignore, and checks that dry runs share with training."""
 
 from __future__ import annotations
 

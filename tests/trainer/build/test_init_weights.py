@@ -1,4 +1,4 @@
-"""Runs that start from weights: what is kept, new and dropped, and what stays frozen."""
+"""Runs with initial weights: matching, missing and unexpected keys, and frozen parameters."""
 
 from __future__ import annotations
 

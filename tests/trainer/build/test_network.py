@@ -1,4 +1,4 @@
-"""Who computes a network: plain operations on the CPU, whatever the default is elsewhere."""
+"""When fused kernels are used: never on the CPU, by default on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reconv.trainer.build.network import build_network, uses_fused_kernels
 
 
 class Gpu:
-    """What the choice looks at of a device."""
+    """The device attributes that the choice depends on."""
 
     kind = "cuda"
 

@@ -1,4 +1,4 @@
-"""Detection by the verbs of every run: train, evaluate, dry_run, start from other weights, measure."""
+"""Detection runs: train, evaluate, dry run, initial weights, benchmark."""
 
 from __future__ import annotations
 
@@ -141,15 +141,15 @@ def test_damaged_validation_image_is_skipped_if_the_recipe_tolerates_it(tmp_path
         for kind in ("images", "labels"):
             (data / kind / split).mkdir(parents=True)
         for number in range(8):
-            picture = Image.new("RGB", (32, 32), (30 * number, 99 * (split == "val"), 0))
-            picture.save(data / "images" / split / f"{number}.png")
+            image = Image.new("RGB", (32, 32), (30 * number, 99 * (split == "val"), 0))
+            image.save(data / "images" / split / f"{number}.png")
             (data / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
     (data / "classes.txt").write_text("thing\n")
     (data / "images" / "val" / "0.png").write_bytes(b"no image")
     own = {"data__source": "yolo", "data__path": str(data), "data__num_samples": None, "length": "2step"}
     given = small(**own, data__preprocess={"size": 64, "resize": None}, batch__size=4, save__every="2step")
-    borne = [*given, ("data.bad_images", "skip up to 1", "test")]
-    run = reconv.train("quickstart-detection", out=tmp_path / "run", overrides=borne, device="cpu")
+    tolerant = [*given, ("data.bad_images", "skip up to 1", "test")]
+    run = reconv.train("quickstart-detection", out=tmp_path / "run", overrides=tolerant, device="cpu")
     assert (run.summary["num_samples"], run.summary["bad_images"]) == (7, 1)
     with pytest.raises(DataError, match="does not decode"):
         reconv.train("quickstart-detection", out=tmp_path / "other", overrides=given, device="cpu")

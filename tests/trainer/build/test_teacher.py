@@ -1,4 +1,4 @@
-"""Runs that learn from a teacher obey the laws of all runs, and refuse a teacher that means other things."""
+"""Distillation runs: resume, micro-batches, and teachers that do not match the run."""
 
 from __future__ import annotations
 
