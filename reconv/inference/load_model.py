@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from reconv.checkpoint.download_weights import download_weights, is_remote
@@ -77,6 +78,18 @@ def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
     return progress
 
 
+def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
+    try:
+        return Recipe.model_validate(saved)
+    except ValidationError as error:
+        raise CheckpointError(
+            "this version of Reconv cannot read the recipe of this checkpoint",
+            where=str(checkpoint),
+            why=f"{error.error_count()} fields are unknown or invalid: another version may have written it",
+            then="use its weights with a recipe of this version: --recipe NAME with model.safetensors",
+        ) from error
+
+
 def read_saved_model(located: LocatedWeights, *, weights: str, recipe: str | None) -> SavedModel:
     """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with."""
     if located.checkpoint is None:
@@ -88,7 +101,7 @@ def read_saved_model(located: LocatedWeights, *, weights: str, recipe: str | Non
     else:
         tensors = dict(loaded.parts["ema" if chosen == "ema" else "model"])
     return SavedModel(
-        recipe=Recipe.model_validate(loaded.state["recipe"]),
+        recipe=_read_recipe(loaded.state["recipe"], located.checkpoint),
         class_names=tuple(loaded.state["class_names"]),
         has_class_names=True,
         tensors=tensors,
