@@ -331,7 +331,14 @@ def read_events(path: Path) -> list[Event]:
             break
         try:
             event = decode(line.decode())
-        except (ValueError, KeyError, TypeError) as error:
+        except TypeError as error:  # fields that are missing or unknown
+            raise CheckpointError(
+                "this version of Reconv cannot read the event log of this run",
+                where=f"{path}:{number}",
+                why="its fields are not those of this version: another version may have written it",
+                then="read the run with the version that wrote it",
+            ) from error
+        except (ValueError, KeyError) as error:
             raise CheckpointError(
                 "the event log of this run is damaged",
                 where=f"{path}:{number}",

@@ -116,11 +116,12 @@ def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
     assert exc_info.value.where.endswith("events.jsonl:2")
 
 
-def test_a_line_without_a_field_is_damaged(tmp_path: Path) -> None:
+def test_a_line_without_a_field_is_blamed_on_another_version(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind":"checkpoint","step":3}\n' + encode(progress(2)) + "\n")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="another version") as exc_info:
         read_events(path)
+    assert "delete" not in str(exc_info.value)
 
 
 def test_kinds_and_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
