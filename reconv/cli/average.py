@@ -9,7 +9,7 @@ import click
 from reconv.cli.options import Command, emit_json, json_option
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, renamed={"--kind": "--mode"})
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--last",
@@ -19,7 +19,7 @@ from reconv.cli.options import Command, emit_json, json_option
     help="Average the checkpoints of the last 5ep, 1000step or 10%.",
 )
 @click.option(
-    "--kind", type=click.Choice(["mean", "exponential"]), default="mean", show_default=True, help="The kind of average."
+    "--mode", type=click.Choice(["mean", "exponential"]), default="mean", show_default=True, help="The kind of average."
 )
 @click.option(
     "--decay",
@@ -36,7 +36,7 @@ from reconv.cli.options import Command, emit_json, json_option
     help="The file to write [default: RUN/averaged.safetensors].",
 )
 @json_option
-def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path | None, json_file: str | None) -> None:
+def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path | None, json_file: str | None) -> None:
     """Average the weights of RUN's checkpoints in float64, including batch norm statistics.
 
     Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted. To keep more
@@ -45,14 +45,14 @@ def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path 
     \b
     Examples:
       reconv average runs/resnet50/1 --last 5ep
-      reconv average runs/resnet50/1 --last 20ep --kind exponential --decay 0.97 --out mean.safetensors
+      reconv average runs/resnet50/1 --last 20ep --mode exponential --decay 0.97 --out mean.safetensors
       reconv eval runs/resnet50/1 --averaged
     """
     from reconv.api import average as run_average
 
-    result = run_average(run, last=last, kind=kind, decay=decay, weights="ema" if ema else "raw", out=out)
+    result = run_average(run, last=last, kind=mode, decay=decay, weights="ema" if ema else "raw", out=out)
     if json_file is not None:
-        emit_json({"path": str(result.path), "steps": list(result.steps), "kind": result.kind}, json_file)
+        emit_json({"path": str(result.path), "steps": list(result.steps), "mode": result.kind}, json_file)
         return
     click.echo(str(result))
     command = (

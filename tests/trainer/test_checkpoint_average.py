@@ -99,12 +99,12 @@ def test_resumed_run_averages_the_same_checkpoints_bitwise(run: Path, tmp_path: 
 def test_average_command_with_exponential_weights(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "two.safetensors"
     before = (run / "averaged.safetensors").read_bytes()
-    words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.25", "--out", str(target)]
+    words = ["--last", "2ep", "--mode", "exponential", "--decay", "0.25", "--out", str(target)]
     with pytest.raises(SystemExit) as end:
         main(["average", str(run), *words, "--json", str(tmp_path / "result.json")])
     assert end.value.code == 0
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result == {"path": str(target), "steps": [15, 20], "kind": "exponential"}
+    assert result == {"path": str(target), "steps": [15, 20], "mode": "exponential"}
     assert_is(target, weighted_by_hand(run, {15: 0.25, 20: 0.75}))
     assert (run / "averaged.safetensors").read_bytes() == before
     [scored] = reconv.evaluate(target, recipe=str(run / "recipe.yaml"))
