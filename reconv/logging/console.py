@@ -316,7 +316,7 @@ class ConsoleLines:
 
     def _plan(self, event: RunPlanned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
-        length = f"{self._epochs} epochs, {event.total_steps:,} steps"
+        length = f"{self._epochs} {'epoch' if self._epochs == '1' else 'epochs'}, {event.total_steps:,} steps"
         size = f"{fmt.short_count(event.num_parameters)} parameters" if event.num_parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
