@@ -170,7 +170,18 @@ def test_versions_are_compared_as_numbers(version: str, bounds: str, within: boo
 def test_requirements_are_those_of_the_package() -> None:
     needed = requirements()
     base = {need.name.lower() for need in needed if not need.extra}
-    assert base == {"torch", "numpy", "pillow", "simplejpeg", "pydantic", "pyyaml", "click", "rich", "safetensors"}
+    assert base == {
+        "torch",
+        "numpy",
+        "pillow",
+        "simplejpeg",
+        "pydantic",
+        "pyyaml",
+        "click",
+        "rich",
+        "safetensors",
+        "google-crc32c",
+    }
     assert {need.extra for need in needed if need.extra} >= {"test", "dev"}
     assert next(need.bounds for need in needed if need.name == "torch") in (">=2.11,<2.14", "<2.14,>=2.11")
 
