@@ -1,1 +1,1 @@
-"""Benchmarks: a training step, an answer and the loader, measured by the parts that do the real work."""
+"""Benchmarks: a training step, inference and the data loader, each on the code path that users run."""

@@ -50,7 +50,7 @@ class Hpu:
     def move(self, tensor: Tensor) -> Tensor:
         """The tensor on this device; float64, which Gaudi lacks, becomes float32."""
         dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-        # Blocking: nothing tells when an asynchronous copy has finished and its host memory may be reused.
+        # Blocking: there is no way to know when an asynchronous copy has finished and its host memory may be reused.
         return tensor.to(self.torch, dtype)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:

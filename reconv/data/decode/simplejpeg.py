@@ -1,6 +1,6 @@
 """The decoder of plain JPEG files: simplejpeg if it is installed and gives Pillow's pixels, else Pillow.
 
-`jpeg_header.read_header` tells which files are plain.
+`jpeg_header.read_header` decides which files are baseline JPEG.
 """
 
 from __future__ import annotations

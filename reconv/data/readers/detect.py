@@ -1,4 +1,4 @@
-"""Detect what kind of dataset a folder holds, and why; two possible answers are an error."""
+"""Detect what kind of dataset a folder holds, and why; two possible formats are an error."""
 
 from __future__ import annotations
 
