@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from reconv.optim.adamw import AdamW
 from reconv.optim.ema import ModelEma
+from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import Optimizer
 from reconv.optim.optimizer_factory import build_optimizer, optimizer_groups
@@ -12,8 +14,10 @@ from reconv.optim.sgd import SGD
 from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding
 
 __all__ = [
+    "LAMB",
     "LARS",
     "SGD",
+    "AdamW",
     "DecayGroups",
     "HalfPrecisionOptimizer",
     "ModelEma",

@@ -58,7 +58,7 @@ class LARS(BaseOptimizer):
 
     def _adapted(self, params: list[Tensor], grads: list[Tensor], lr: float | Tensor) -> list[Tensor]:
         """Gradients plus decay, times lr and the trust ratio of their layer."""
-        weight_norms, grad_norms = _norms(params), _norms(grads)
+        weight_norms, grad_norms = layer_norms(params), layer_norms(grads)
         ratios = self._trust_coefficient * weight_norms
         ratios = ratios / (grad_norms + self._weight_decay * weight_norms + self._epsilon)
         layer_lrs = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
@@ -66,7 +66,7 @@ class LARS(BaseOptimizer):
         return list(torch._foreach_mul(decayed, list(layer_lrs.to(params[0].dtype).unbind())))
 
 
-def _norms(tensors: list[Tensor]) -> Tensor:
+def layer_norms(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of each tensor, in float32 or wider."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([norm.to(dtype) for norm in torch._foreach_norm(tensors, 2, dtype=dtype)])

@@ -16,6 +16,7 @@ from torch import Tensor
 from reconv.errors import CheckpointError
 from reconv.optim.param_groups import DecayGroups
 
+STEP = "step"
 _OFFLOAD_CHUNK_BYTES = 64 << 20  # of one kind of state, on the device at a time
 
 
@@ -44,11 +45,17 @@ class BaseOptimizer:
     """Base class: parameters by name, and for each of them one state tensor per kind (momentum, mean square).
 
     A state tensor keeps its parameter's shape, dtype and strides: the fused CPU kernels walk memory and silently
-    compute garbage when strides differ.
+    compute garbage when strides differ. An optimizer that counts steps has a counter for each parameter, as in torch:
+    a parameter that gets its first gradient late starts at 1.
     """
 
     def __init__(
-        self, groups: DecayGroups, initial: Mapping[str, float], lr_scales: Mapping[str, float] | None = None
+        self,
+        groups: DecayGroups,
+        initial: Mapping[str, float],
+        lr_scales: Mapping[str, float] | None = None,
+        *,
+        counts_steps: bool = False,
     ) -> None:
         """`initial` has the initial value of each kind of state; `lr_scales` multiply the rate of some parameters."""
         self._lr_scales = lr_scales or {}
@@ -61,6 +68,10 @@ class BaseOptimizer:
             }
             for kind, value in initial.items()
         }
+        if counts_steps:
+            self._state_tensors[STEP] = {
+                name: torch.zeros((), dtype=torch.float32, device=p.device) for name, p in groups.all().items()
+            }
         self._offloaded_from: torch.device | None = None  # None: state is on the device of the parameters
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from reconv.optim.adamw import AdamW
+from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
+from reconv.optim.optimizer import BaseOptimizer
 from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD, Implementation
@@ -31,7 +34,7 @@ def build_optimizer(
     rounding: Rounding | None = None,
     sgd: str | SGDClass = "fused",
     only: Collection[str] | None = None,
-) -> SGD | LARS | RMSprop | HalfPrecisionOptimizer:
+) -> BaseOptimizer | HalfPrecisionOptimizer:
     """The optimizer of a recipe, over the trainable parameters of a model.
 
     `alpha` is RMSprop's from the plan; `rounding` is for parameters in half precision; `sgd` is the device's fastest
@@ -52,7 +55,7 @@ def _build(
     model: nn.Module,
     alpha: float | None,
     sgd: str | SGDClass,
-) -> SGD | LARS | RMSprop:
+) -> BaseOptimizer:
     if section.name == "sgd":
         return SGD(
             groups,
@@ -73,6 +76,16 @@ def _build(
             # Its gradients are rescaled copies, and a vendor's optimizer would read those of the parameters.
             implementation=_implementation(section.implementation, sgd if isinstance(sgd, str) else "foreach"),
         )
+    if section.name == "adamw":
+        return AdamW(
+            groups,
+            betas=section.betas,
+            epsilon=section.effective_eps,
+            weight_decay=section.weight_decay,
+            implementation="fused" if section.implementation != "foreach" and sgd == "fused" else "foreach",
+        )
+    if section.name == "lamb":
+        return LAMB(groups, betas=section.betas, epsilon=section.effective_eps, weight_decay=section.weight_decay)
     return RMSprop(
         groups,
         form="tensorflow" if section.name == "rmsprop-tf" else "torch",

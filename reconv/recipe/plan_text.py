@@ -219,6 +219,13 @@ def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
                 else f"1 and no decay for {optimizer.lars_exclude}"
             )
         ]
+    if optimizer.name in ("adamw", "lamb"):
+        decay, (beta1, beta2) = optimizer.weight_decay, optimizer.betas
+        text = (
+            f"{optimizer.name}: betas {beta1:g} and {beta2:g}, eps {optimizer.effective_eps:g}, weight decay {decay:g}"
+        )
+        no_decay = "" if optimizer.weight_decay_exclude == "none" else f", none for {optimizer.weight_decay_exclude}"
+        return [text + no_decay]
     if plan.alpha is not None and optimizer.alpha_exponent is not None:
         return [f"{optimizer.name}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
     return []

@@ -403,14 +403,20 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
     if optimizer.nesterov and optimizer.momentum == 0:
         yield Contradiction(("optimizer.nesterov", "optimizer.momentum"), "needs optimizer.momentum above 0")
     is_rmsprop, is_lars = optimizer.name.startswith("rmsprop"), optimizer.name == "lars"
+    is_adam = optimizer.name in ("adamw", "lamb")
     given = {
-        "nesterov": (optimizer.nesterov, not is_rmsprop, "sgd and lars"),
+        "nesterov": (optimizer.nesterov, optimizer.name in ("sgd", "lars"), "sgd and lars"),
+        "betas": (optimizer.betas != (0.9, 0.999), is_adam, "adamw and lamb"),
         "alpha": (optimizer.alpha != 0.9, is_rmsprop, "rmsprop"),
         "alpha_exponent": (optimizer.alpha_exponent is not None, is_rmsprop, "rmsprop"),
-        "eps": (optimizer.eps != "auto", optimizer.name != "sgd", "rmsprop and lars"),
+        "eps": (optimizer.eps != "auto", optimizer.name != "sgd", "rmsprop, lars, adamw and lamb"),
         "trust_coefficient": (optimizer.trust_coefficient != 0.001, is_lars, "lars"),
         "lars_exclude": (optimizer.lars_exclude != "norm-bias", is_lars, "lars"),
-        "implementation": (optimizer.implementation == "fused", not is_rmsprop, "sgd and lars when fused"),
+        "implementation": (
+            optimizer.implementation == "fused",
+            optimizer.name in ("sgd", "lars", "adamw"),
+            "sgd, lars and adamw when fused",
+        ),
         "norm_bias_lr_scale": (optimizer.norm_bias_lr_scale != 1, optimizer.name == "sgd", "sgd"),
     }
     for name, (is_given, is_used, users) in given.items():
@@ -525,7 +531,7 @@ def _memory(recipe: Recipe) -> Iterator[Contradiction]:
             yield Contradiction((field, "memory.checkpoint_segments"), text)
     if memory.shard_optimizer and recipe.precision.mode == "16.16":
         yield Contradiction(("memory.shard_optimizer", "precision.mode"), "is not supported with precision.mode 16.16")
-    if recipe.optimizer.momentum == 0 and not recipe.optimizer.name.startswith("rmsprop"):
+    if recipe.optimizer.momentum == 0 and recipe.optimizer.name in ("sgd", "lars"):
         for name in ("shard_optimizer", "offload_optimizer"):
             if getattr(memory, name):
                 text = "has no effect: without optimizer.momentum the optimizer has no state"

@@ -32,6 +32,7 @@ from reconv.recipe.units import (
 )
 
 Option = bool | int | float | str | None | list[int] | list[float] | list[str]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(parse_switch)]
 
 
@@ -65,22 +66,24 @@ class BatchConfig(Section):
 class OptimizerConfig(Section):
     """The optimizer. `rmsprop` is torch's formula, `rmsprop-tf` TensorFlow's."""
 
-    name: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
+    name: Literal["sgd", "lars", "rmsprop", "rmsprop-tf", "adamw", "lamb"] = "sgd"
     """Optimizer."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum factor."""
+    """Momentum factor of sgd, lars and rmsprop."""
     nesterov: bool = False
     """Use Nesterov momentum, for sgd and lars."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay (L2 penalty)."""
+    """Weight decay: an L2 penalty, for adamw and lamb decoupled from the gradient's moments."""
     weight_decay_exclude: Literal["none", "norm-bias", "norm", "nvidia-by-name"] = "none"
     """Parameters without weight decay: norms and biases, norms, or those NVIDIA's code finds by the name `bn`."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Smoothing constant of rmsprop's mean square."""
     alpha_exponent: Annotated[float, Field(ge=-64, lt=0)] | None = None
     """Set alpha by the batch size: alpha = 1 - global batch x 2^exponent."""
+    betas: Annotated[tuple[Beta, Beta], Listed] = (0.9, 0.999)
+    """AdamW and LAMB: smoothing constants of the gradient and of its square."""
     eps: NonNegative | Literal["auto"] = "auto"
-    """Term added to the denominator; `auto` is 1e-3 for rmsprop and 0 for lars."""
+    """Term added to the denominator; `auto` is 1e-3 for rmsprop, 0 for lars, 1e-8 for adamw and 1e-6 for lamb."""
     trust_coefficient: PositiveFloat = 0.001
     """LARS: a step is at most this fraction of the weight's norm."""
     lars_exclude: Literal["norm-bias", "norm", "none"] = "norm-bias"
@@ -95,7 +98,7 @@ class OptimizerConfig(Section):
         """`eps` with `auto` replaced by the vendors' default for the optimizer."""
         if self.eps != "auto":
             return self.eps
-        return 1e-3 if self.name.startswith("rmsprop") else 0.0
+        return {"rmsprop": 1e-3, "rmsprop-tf": 1e-3, "adamw": 1e-8, "lamb": 1e-6}.get(self.name, 0.0)
 
 
 def _plain_rate(value: object) -> object:

@@ -49,6 +49,8 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield warms or schedule.name != "constant", "schedule.name is constant, without warm-up", ("schedule.interval",)
     from_0 = schedule.name in ("step", "multistep", "piecewise") and schedule.warmup_mode == "replace"
     yield not from_0, f"schedule.name {schedule.name} always counts from step 0", ("schedule.warmup_mode",)
+    optimizer = recipe.optimizer.name
+    yield optimizer not in ("adamw", "lamb"), f"optimizer.name is {optimizer}", ("optimizer.momentum",)
     fast = recipe.parallel.reduce == "fast"
     yield fast, "parallel.reduce is ordered", ("parallel.bucket_cap_mb", "parallel.gradient_compression")
     is_pipeline = recipe.parallel.pipeline_stages > 1

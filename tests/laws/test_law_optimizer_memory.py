@@ -43,7 +43,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop-tf"])
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop-tf", "lamb"])
 def test_sharded_optimizer_saves_the_checkpoint_of_one_process(train: Train, kind: str) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
@@ -65,7 +65,7 @@ def test_sharded_run_resumes_on_another_number_of_ranks(train: Train) -> None:
     assert differing(constant, whole) != []
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop"])
+@pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop", "adamw", "lamb"])
 def test_optimizer_offload_is_bitwise_equal(train: Train, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)

@@ -25,7 +25,10 @@ KINDS = {
         "optimizer.alpha_exponent": "-9",
         "schedule.lr": "0.01",
     },
+    "adamw": {"optimizer.name": "adamw", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
+    "lamb": {"optimizer.name": "lamb", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
 }
+STATE = {"lars": {"momentum"}, "adamw": {"exp_avg", "exp_avg_sq", "step"}, "lamb": {"exp_avg", "exp_avg_sq", "step"}}
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -44,7 +47,7 @@ def test_stop_and_resume_equals_uninterrupted_run_with(kind: str, train: Train, 
     resumed = train("parts", settings, resume=True)
     a, b = whole.bits(), resumed.bits()
     slots = {name.split("/")[1].split(".")[0] for name in a if name.startswith("optimizer/")}
-    assert slots == ({"momentum"} if kind == "lars" else {"momentum", "square"})
+    assert slots == STATE.get(kind, {"momentum", "square"})
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
     assert all(tensor.isfinite().all() for tensor in a.values())

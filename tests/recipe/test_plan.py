@@ -431,6 +431,11 @@ def test_alpha_falls_with_the_batch_when_given_as_an_exponent() -> None:
         plan_of(batch={"size": 768}, optimizer=optimizer | {"alpha_exponent": -9})
 
 
+def test_the_plan_prints_the_constants_of_adamw() -> None:
+    plan = plan_of(optimizer={"name": "adamw", "weight_decay": 0.05, "weight_decay_exclude": "norm-bias"})
+    assert "adamw: betas 0.9 and 0.999, eps 1e-08, weight decay 0.05, none for norm-bias" in plan.lines
+
+
 def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
     average = {"checkpoint_average": {"last": "2ep"}, "save": {"every": "50step"}}
     plan = plan_of(76_800, batch={"size": 768}, length="4ep", **average)

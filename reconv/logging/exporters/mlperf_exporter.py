@@ -18,6 +18,7 @@ from reconv.errors import ExitCode
 from reconv.io.atomic import write_atomic
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
+from reconv.recipe.schema import OptimizerConfig
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 _EPOCH_SLACK = 1e-9  # rounding error of steps / steps_per_epoch
@@ -85,7 +86,7 @@ class MlperfExporter:
             "opt_name": recipe.optimizer.name,
             "opt_base_learning_rate": recipe.schedule.lr,
             "opt_weight_decay": recipe.optimizer.weight_decay,
-            "opt_momentum": recipe.optimizer.momentum,
+            **_momentum(recipe.optimizer),
             "opt_learning_rate_warmup": str(recipe.schedule.warmup),
             "target_accuracy": self._target,
         }
@@ -132,6 +133,13 @@ class MlperfExporter:
             "metadata": metadata or {},
         }
         return f":::MLLOG {json.dumps(record, allow_nan=False, ensure_ascii=False)}\n"
+
+
+def _momentum(optimizer: OptimizerConfig) -> dict[str, float]:
+    """The smoothing constants of the optimizer, by MLPerf's names."""
+    if optimizer.name not in ("adamw", "lamb"):
+        return {"opt_momentum": optimizer.momentum}
+    return {f"opt_{optimizer.name}_beta_{i}": beta for i, beta in enumerate(optimizer.betas, start=1)}
 
 
 def _target(run: ExportedRun) -> float | None:
