@@ -30,7 +30,7 @@ from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, Workers, open_workers
-from reconv.data.sampler import Sampler
+from reconv.data.sampler import make_sampler
 from reconv.data.transforms.geometry import random_flips
 from reconv.data.transforms.params import changes_colors_on_host, effective_augment, host_params
 from reconv.errors import UsageError
@@ -266,7 +266,7 @@ def _baseline_batches(run: PreparedRun) -> Iterator[Tensor]:
     """The same images from the baseline pipeline, in batches of the same size."""
     recipe, dataset, plan = run.recipe, run.datasets.train, run.plan
     augment, size = effective_augment(recipe.augment), plan.size_at(0)
-    sampler = Sampler(len(dataset), plan.global_batch, recipe.data.drop_last, recipe.seed)
+    sampler = make_sampler(dataset, recipe, plan.global_batch)
     for step in range(sys.maxsize):
         positions = sampler.positions(step)
         params, flips = host_params(augment, recipe.seed, positions), random_flips(augment, recipe.seed, positions)

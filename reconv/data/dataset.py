@@ -63,6 +63,15 @@ class Dataset(Protocol):
         ...
 
 
+def all_targets(dataset: Dataset) -> I64:
+    """The target of each sample [n]: a dataset's `targets` where it has them, as torchvision's do, else read one by
+    one."""
+    targets = getattr(dataset, "targets", None)
+    if targets is None:
+        targets = [dataset[index].target for index in range(len(dataset))]
+    return np.asarray(targets, np.int64)
+
+
 SampleFiles = tuple[Sequence[bytes], npt.NDArray[np.integer]]  # path and class index of each sample
 
 
@@ -95,6 +104,10 @@ class Subset(FileBacked):
     def __getitem__(self, index: int) -> Sample:
         return self._dataset[int(self._indices[index])]
 
+    @property
+    def targets(self) -> I64:
+        return all_targets(self._dataset)[self._indices]
+
     def files(self, indices: I64) -> SampleFiles | None:
         return sample_files(self._dataset, self._indices[indices])
 
@@ -117,6 +130,10 @@ class WithBackground(FileBacked):
     def __getitem__(self, index: int) -> Sample:
         sample = self._dataset[index]
         return Sample(sample.data, sample.target + 1, sample.name)
+
+    @property
+    def targets(self) -> I64:
+        return all_targets(self._dataset) + 1
 
     def files(self, indices: I64) -> SampleFiles | None:
         found = sample_files(self._dataset, indices)

@@ -70,6 +70,9 @@ class DataConfig(Section):
     """Format of the dataset; `auto` detects it from the files at `path`."""
     path: str | None = None
     """Folder or file of the dataset; in a recipe file, relative to that file."""
+    sampler: Literal["random", "balanced"] = "random"
+    """Order of the training samples: `random` shuffles them in each epoch; `balanced` gives every class the same number
+    of samples, repeating those of small classes. The length of an epoch stays the size of the training set."""
     drop_last: bool = True
     """Drop the samples of an epoch that do not fill the last batch; false fills it with samples of the next epoch."""
     subset_percent: Annotated[float, Field(gt=0, le=100)] = 100

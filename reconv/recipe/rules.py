@@ -117,6 +117,9 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
     if model.trainable and model.freeze_backbone:
         text = "trains only the head, but model.trainable names parameters; set one of them"
         yield Contradiction(("model.freeze_backbone", "model.trainable"), text)
+    if distill.teacher is not None and recipe.loss.class_weights != "none":
+        text = "divides the loss by the weights of the samples, which the loss of distill.teacher does not have"
+        yield Contradiction(("loss.class_weights", "distill.teacher"), text)
     if distill.teacher_recipe is not None and distill.teacher is None:
         text = "is the recipe of a teacher, but distill.teacher is not set"
         yield Contradiction(("distill.teacher_recipe", "distill.teacher"), text)
@@ -286,12 +289,14 @@ def _detection(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(("data.background_class", "task"), "is for task: classification; detection always has one")
     classification_only = {
         "data.preload": data.preload == "device",
+        "data.sampler": data.sampler != "random",
         "augment.auto_augment": augment.auto_augment != "none",
         "augment.random_erasing.probability": augment.random_erasing.probability > 0,
         "augment.mixup.alpha": augment.mixup.enabled,
         "augment.cutmix.alpha": augment.cutmix.enabled,
         "loss.label_smoothing": recipe.loss.label_smoothing > 0,
         "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
+        "loss.class_weights": recipe.loss.class_weights != "none",
         "distill.teacher": recipe.distill.teacher is not None,
         "evaluate.tta": recipe.evaluate.tta != "none",
     }

@@ -1,7 +1,8 @@
 """The recipe: every field that can be set, with its type, range, default and description.
 
 Sections are frozen and strict. The docstring below a field is its description, in error messages and in the reference.
-The sections about images and detection are in `data_fields` and `detection_fields`; `rules` checks how fields combine.
+The sections about images, detection and the loss are in `data_fields`, `detection_fields` and `loss_fields`; `rules`
+checks how fields combine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from reconv.recipe.data_fields import AugmentConfig, DataConfig
 from reconv.recipe.detection_fields import DetectionConfig
+from reconv.recipe.loss_fields import LossConfig
 from reconv.recipe.rules import ContradictionError, contradictions
 from reconv.recipe.units import (
     BatchSize,
@@ -173,16 +175,6 @@ class ScheduleConfig(Section):
     def _split_rate(cls, given: Any) -> Any:
         """`lr: 2^-11 per image` sets lr and base_batch_size."""
         return split_rate(given) if isinstance(given, Mapping) else given
-
-
-class LossConfig(Section):
-    """The classification loss."""
-
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
-    """Label smoothing in training."""
-    smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
-    """Spread the smoothing over all classes, as torch does, or over all but the true one, which keeps
-    1 - label_smoothing."""
 
 
 class DistillConfig(Section):

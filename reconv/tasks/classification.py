@@ -1,6 +1,7 @@
-"""Image classification: cross-entropy loss with label smoothing, auxiliary heads and distillation; top-1 and top-5.
+"""Image classification: cross-entropy loss with label smoothing, class weights, auxiliary heads and distillation.
 
-Losses and training metrics are sums over samples.
+Losses and training metrics are sums over samples. With class weights the loss is divided by what torch's
+`cross_entropy(weight=...)` divides by: the weights of the samples' classes, or for mixed targets the number of samples.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
+from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.task import LossSums
 
+_NUM_SAMPLES = "num_samples"
 AUX_LOSS_WEIGHT = 0.3  # of auxiliary heads of other packages' models, as in the GoogLeNet paper
 
 
@@ -32,6 +35,8 @@ class ClassificationTask:
     smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
     metric: str = "top1"
     teacher: Teacher | None = None  # in training only
+    class_weights: Tensor | None = None  # float32 [num_classes] on the device of the batches; in training only
+    mixes_targets: bool = False  # batches will have `soft_targets`
 
     def __post_init__(self) -> None:
         if self.smooth_over == "other-classes" and self.label_smoothing * self.num_classes > self.num_classes - 1:
@@ -42,8 +47,11 @@ class ClassificationTask:
                 then="use a smaller value, as in --set loss.label_smoothing=0.1",
             )
 
-    def weight(self, batch: Batch) -> int:
-        return len(batch)
+    def weight(self, batch: Batch) -> Tensor | int:
+        if self.class_weights is None or self.mixes_targets:
+            return len(batch)
+        # Sums of float32 numbers are exact in float64, so that micro-batches and ranks do not change them.
+        return to_accumulate_dtype(self.class_weights[batch["targets"]]).sum()
 
     def loss(self, outputs: Any, batch: Batch) -> LossSums:
         """The cross-entropy sum, in at least fp32, and the number of correct predictions."""
@@ -55,14 +63,19 @@ class ClassificationTask:
         if self.teacher is not None:
             loss = self.teacher.distillation_loss(loss, logits, batch["images"])
         correct = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
-        return LossSums(loss, {"top1": correct})
+        return LossSums(loss, {"top1": correct} | self._num_samples(correct, len(batch)))
+
+    def _num_samples(self, like: Tensor, num_samples: int) -> dict[str, Tensor]:
+        """The divisor of the training metrics, where it is not the weight."""
+        return {} if self.class_weights is None else {_NUM_SAMPLES: torch.full_like(like, num_samples)}
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         targets = batch.tensors.get("soft_targets", batch["targets"])
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
         smoothing = self._torch_label_smoothing(logits.shape[1])
-        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
+        return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
 
     def _torch_label_smoothing(self, num_classes: int) -> float:
         """The `label_smoothing` of `F.cross_entropy` that gives the same targets.
@@ -78,7 +91,8 @@ class ClassificationTask:
         return ClassificationMetrics(self.num_classes)
 
     def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
-        return {name: value / weight for name, value in sums.items()}
+        num_samples = sums.get(_NUM_SAMPLES, weight)
+        return {name: value / num_samples for name, value in sums.items() if name != _NUM_SAMPLES}
 
 
 def _split_outputs(outputs: Any) -> AuxOutput:

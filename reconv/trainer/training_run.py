@@ -49,7 +49,7 @@ from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import check_model
-from reconv.trainer.build.task_builder import check_metric
+from reconv.trainer.build.task_builder import check_class_weights, check_metric
 from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
 from reconv.trainer.callbacks import Callback
 from reconv.trainer.checkpoint_average import CheckpointAveraging
@@ -435,6 +435,7 @@ def _check_recipe(run: PreparedRun) -> None:
     """Raise errors now that would otherwise appear late in the run."""
     check_profile_range(run.recipe, run.plan)
     check_metric(run.recipe)
+    check_class_weights(run.recipe, run.datasets.train)
 
 
 def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:

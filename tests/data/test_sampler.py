@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconv.data.sampler import Sampler
+from reconv.data.sampler import BalancedSampler, Sampler
 from reconv.errors import DataError
 
 
@@ -55,3 +55,38 @@ def test_too_few_samples_for_a_batch_are_an_error() -> None:
     with pytest.raises(DataError, match="9 training samples do not fill a batch of 10"):
         Sampler(9, 10, True, 0)
     assert len(Sampler(9, 10, False, 0).indices(0)) == 10
+
+
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any),
+    global_batch=st.integers(1, 20),
+    seed=st.integers(0, 2**31),
+)
+def test_a_balanced_sampler_has_one_sample_of_each_class_in_every_round(
+    counts: list[int], global_batch: int, seed: int
+) -> None:
+    targets = np.repeat(np.arange(len(counts)), counts)
+    order = BalancedSampler(targets, global_batch, False, seed)
+    classes = [number for number, count in enumerate(counts) if count]
+    num_rounds = 3 * max(counts)
+    steps = -(-num_rounds * len(classes) // global_batch)
+    stream = np.concatenate([order.indices(step) for step in range(steps)])
+    rounds = stream[: num_rounds * len(classes)].reshape(num_rounds, len(classes))
+    assert all(sorted(targets[row]) == classes for row in rounds)
+    for number in classes:
+        members = np.flatnonzero(targets == number)
+        drawn = np.array([row[targets[row] == number][0] for row in rounds])
+        for start in range(0, len(drawn) - len(members) + 1, len(members)):
+            assert sorted(drawn[start : start + len(members)]) == members.tolist()
+
+
+def test_a_balanced_sampler_reaches_any_step_and_shuffles_by_seed() -> None:
+    targets = np.repeat([0, 1, 2], [500, 40, 3])
+    walked = BalancedSampler(targets, 64, True, 3)
+    stream = [walked.indices(step) for step in range(40)]
+    for step in (39, 0, 8, 9):
+        assert np.array_equal(BalancedSampler(targets, 64, True, 3).indices(step), stream[step])
+    assert not np.array_equal(stream[0], BalancedSampler(targets, 64, True, 4).indices(0))
+    counts = np.bincount(targets[np.concatenate(stream)])
+    assert counts.max() - counts.min() <= 1
+    assert walked.epoch_of(walked.positions(8)).tolist() == [1] * 64  # an epoch has 543 // 64 steps

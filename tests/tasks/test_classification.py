@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.models import build_model
+from reconv.tasks.class_weights import balanced_class_weights
 from reconv.tasks.classification import ClassificationTask
 
 SmoothOver = Literal["all-classes", "other-classes"]
@@ -68,6 +70,37 @@ def test_the_validation_loss_is_not_smoothed(smooth_over: SmoothOver) -> None:
     metrics.update(LOGITS, example_batch())
     plain = cross_entropy([[float(c == target) for c in range(NUM_CLASSES)] for target in TARGETS])
     assert metrics.compute()["loss"] == pytest.approx(plain / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
+@pytest.mark.parametrize("soft_targets", [None, MIXED])
+def test_class_weights_give_the_mean_of_torch(smoothing: float, soft_targets: list[list[float]] | None) -> None:
+    weights = torch.tensor([0.5, 2.0, 1.5, 0.1, 3.0])
+    task = ClassificationTask(NUM_CLASSES, smoothing, class_weights=weights, mixes_targets=soft_targets is not None)
+    batch = example_batch(soft_targets)
+    targets = batch["targets"] if soft_targets is None else batch["soft_targets"].double()
+    expected = F.cross_entropy(LOGITS, targets, weights.double(), label_smoothing=smoothing)
+    sums = task.loss(LOGITS, batch)
+    torch.testing.assert_close(sums.loss / task.weight(batch), expected)
+    correct = (LOGITS.argmax(1) == batch["targets"]).double().mean().item()
+    logged = {name: float(value) for name, value in sums.metrics.items()}
+    assert task.train_metrics(logged, float(task.weight(batch))) == {"top1": correct}
+
+
+def test_the_weight_of_a_batch_is_the_sum_of_its_parts_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(1000, generator=generator) * 10 ** torch.linspace(-3, 3, 1000)
+    task, targets = ClassificationTask(1000, class_weights=weights), torch.randint(1000, (999,), generator=generator)
+    whole = task.weight(make_batch(targets))
+    for size in (1, 7, 333):
+        assert sum(task.weight(make_batch(part)) for part in targets.split(size)) == whole
+
+
+def test_balanced_class_weights_are_those_of_scikit_learn() -> None:
+    targets = np.repeat([0, 1, 3], [6, 3, 1])  # class 2 has no sample
+    weights = balanced_class_weights(targets, 4)
+    assert weights == pytest.approx((10 / (3 * 6), 10 / (3 * 3), 1.0, 10 / (3 * 1)))
+    assert sum(weights[target] for target in targets) == pytest.approx(10)
 
 
 def test_label_smoothing_that_inverts_the_targets_is_an_error() -> None:

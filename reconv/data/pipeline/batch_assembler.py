@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.dataset import I64
-from reconv.data.sampler import Sampler
+from reconv.data.dataset import I64, Dataset
+from reconv.data.sampler import make_sampler
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import device_params, effective_augment
@@ -22,10 +22,10 @@ from reconv.recipe.schema import Recipe
 class BatchAssembler:
     """Composes the training batches of one rank."""
 
-    def __init__(self, num_samples: int, recipe: Recipe, plan: Plan, rank: int) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, plan: Plan, rank: int) -> None:
         self.seed = recipe.seed
         self.augment = effective_augment(recipe.augment).model_copy(update={"decoder": plan.decoder})
-        self.sampler = Sampler(num_samples, plan.global_batch, recipe.data.drop_last, recipe.seed)
+        self.sampler = make_sampler(dataset, recipe, plan.global_batch)
         self.max_rows = plan.batch_per_device
         self.size_at = plan.size_at
         self._preprocess = recipe.data.preprocess

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, evenly_spaced
+from reconv.data.dataset import I64, Dataset, Sample, all_targets, evenly_spaced
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a cached sample beside its data: objects, name, entry in the dict; measured 340
@@ -61,6 +61,10 @@ class CachedDataset:
             if index not in self._cache and self._budget.take(num_bytes(sample)):
                 self._cache[index] = _own(sample)
         return sample
+
+    @property
+    def targets(self) -> I64:
+        return all_targets(self._dataset)
 
     def fingerprint(self) -> str:
         return self._dataset.fingerprint()

@@ -49,7 +49,7 @@ def make_train_loader(
 
     The context's GPU decoder decodes the plan's `gpu_decode_fraction` of the images; without one the host decodes all.
     """
-    assembler = BatchAssembler(len(dataset), recipe, plan, rank)
+    assembler = BatchAssembler(dataset, recipe, plan, rank)
     if dataset.kind == SyntheticDeviceDataset.kind:
         inline = replace(context, workers=InlineWorker())
         return RepeatedLoader(

@@ -50,17 +50,17 @@ class CSVDataset(FileBacked):
         has_split = _check_header(self._table, next(csv.reader(io.StringIO(text)), []))
         labels = _Labels(split)
         self._names = FileList(_files(self._table, text, split, labels))
-        self.class_names, self._targets = labels.finish(self._table)
+        self.class_names, self.targets = labels.finish(self._table)
         note = "" if has_split else f"; no column split: every {_VAL_EVERY}th row is for validation"
         self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + note
 
     def __len__(self) -> int:
-        return len(self._targets)
+        return len(self.targets)
 
     @property
     def index_bytes(self) -> int:
         """Memory held by the index."""
-        return self._names.num_bytes + self._targets.nbytes
+        return self._names.num_bytes + self.targets.nbytes
 
     def path(self, index: int) -> str:
         """The path of a sample's file."""
@@ -69,11 +69,11 @@ class CSVDataset(FileBacked):
     def __getitem__(self, index: int) -> Sample:
         """The encoded image and its class."""
         path = self.path(index)
-        return Sample(read(path), int(self._targets[index]), path)
+        return Sample(read(path), int(self.targets[index]), path)
 
     def files(self, indices: I64) -> SampleFiles:
         """The paths as bytes, and the classes."""
-        return [os.fsencode(self.path(int(index))) for index in indices], self._targets[indices]
+        return [os.fsencode(self.path(int(index))) for index in indices], self.targets[indices]
 
     def fingerprint(self) -> str:
         """A digest of all names and targets, and of the sizes of up to 4096 files."""
@@ -81,7 +81,7 @@ class CSVDataset(FileBacked):
 
     @cached_property
     def _digest(self) -> str:
-        return digest_files(self.class_names, self._names, self._targets, self.path)
+        return digest_files(self.class_names, self._names, self.targets, self.path)
 
 
 def _read_header(path: Path) -> list[str]:

@@ -59,6 +59,15 @@ class HFDataset:
         data = image["bytes"] if image["bytes"] is not None else read(image["path"])
         return Sample(data, int(label), name)
 
+    @property
+    def targets(self) -> list[int]:
+        """The class index of each sample."""
+        labels = list(self._table[self._label])
+        if None in labels:
+            row = labels.index(None)
+            raise _dataset_error(f"{self._path}, row {row}", "row has no image or no label", "the cell is empty")
+        return [int(label) for label in labels]
+
     def fingerprint(self) -> str:
         """A digest of the split's state file, which holds the package's fingerprint of the data."""
         return self._digest

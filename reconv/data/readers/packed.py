@@ -9,7 +9,9 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from reconv.data.dataset import Sample, Split
+import numpy as np
+
+from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.readers.shards.packed_format import EXTENSION, PackedShard
 from reconv.data.storage.local import unreadable
@@ -42,6 +44,11 @@ class PackedDataset:
 
     def __len__(self) -> int:
         return self._num_samples
+
+    @property
+    def targets(self) -> I64:
+        """The class index of each sample."""
+        return np.concatenate([shard.targets for shard in self._shards])
 
     @property
     def index_bytes(self) -> int:

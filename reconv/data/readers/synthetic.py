@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reconv.data.dataset import U8, Sample, Split
+from reconv.data.dataset import I64, U8, Sample, Split
 from reconv.random import hash_array, key
 
 _SEED = 0
@@ -42,6 +42,11 @@ class SyntheticDataset:
         pattern >>= 1
         pixels += pattern
         return Sample(pixels, target, f"{self.kind}[{index}]")
+
+    @property
+    def targets(self) -> I64:
+        """The class index of each sample."""
+        return np.arange(self._num_samples, dtype=np.int64) % len(self.class_names)
 
     def noise(self, index: int) -> U8:
         """Random pixels [size, size, channels]."""

@@ -5,17 +5,20 @@ Training, evaluation and prediction use the same anchors, which match the featur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from reconv.data.dataset import Dataset
+from reconv.data.dataset import Dataset, all_targets
 from reconv.detection.anchors import generate_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
+from reconv.errors import RecipeError
 from reconv.metrics.coco_eval import require_coco_eval
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.schema import Recipe
+from reconv.tasks.class_weights import balanced_class_weights
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 from reconv.tasks.distillation import Teacher
@@ -25,12 +28,59 @@ from reconv.trainer.build.network import compile_for, detector_spec, uses_compil
 AnyTask = ClassificationTask | DetectionTask
 
 
-def build_task(recipe: Recipe, dataset: Dataset, device: Device, teacher: Teacher | None = None) -> AnyTask:
+def build_task(
+    recipe: Recipe,
+    dataset: Dataset,
+    device: Device,
+    teacher: Teacher | None = None,
+    class_weights: Sequence[float] | None = None,
+) -> AnyTask:
     """The recipe's task; the validation set has its classes and, for detection, the boxes to evaluate against."""
     if recipe.task == "detection":
         return build_detection(recipe, dataset, device)
     loss = recipe.loss
-    return ClassificationTask(len(dataset.class_names), loss.label_smoothing, loss.smooth_over, teacher=teacher)
+    return ClassificationTask(
+        len(dataset.class_names),
+        loss.label_smoothing,
+        loss.smooth_over,
+        teacher=teacher,
+        class_weights=None if class_weights is None else torch.tensor(class_weights, device=device.torch),
+        mixes_targets=recipe.augment.mixes,
+    )
+
+
+def training_class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...] | None:
+    """The weight of each class of a training set; None if all classes count the same."""
+    given = recipe.loss.class_weights
+    if given == "none":
+        return None
+    if given == "balanced":
+        return balanced_class_weights(all_targets(dataset), len(dataset.class_names))
+    check_class_weights(recipe, dataset)
+    return given
+
+
+def check_class_weights(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a list of class weights that does not have one number per class."""
+    given, num_classes = recipe.loss.class_weights, len(dataset.class_names)
+    if not isinstance(given, str) and len(given) != num_classes:
+        raise RecipeError(
+            f"loss.class_weights has {len(given)} numbers, but the data has {num_classes} classes",
+            where="loss.class_weights",
+            why=f"it needs one for each class, in this order: {', '.join(dataset.class_names[:10])}"
+            + (", ..." if num_classes > 10 else ""),
+            then="give one number per class, or --set loss.class_weights=balanced",
+        )
+
+
+def describe_class_weights(weights: Sequence[float], class_names: Sequence[str]) -> str:
+    """One line for the log: the weights of the classes, of many only the smallest and the largest."""
+    pairs = list(zip(class_names, weights, strict=True))
+    if len(pairs) > 10:
+        ordered = sorted(pairs, key=lambda pair: pair[1])
+        pairs = [ordered[0], ordered[-1]]
+    listed = ", ".join(f"{name} {weight:.4g}" for name, weight in pairs)
+    return f"class weights: {listed}" + (f" and {len(weights) - 2:,} between" if len(weights) > 10 else "")
 
 
 def check_metric(recipe: Recipe) -> None:

@@ -32,7 +32,7 @@ from reconv.trainer.build.network import (
     compile_ahead,
     init_whitening,
 )
-from reconv.trainer.build.task_builder import AnyTask, build_task
+from reconv.trainer.build.task_builder import AnyTask, build_task, describe_class_weights, training_class_weights
 from reconv.trainer.build.teacher import open_teacher
 from reconv.trainer.cuda_graph import StepGraphs
 from reconv.trainer.lr_schedule import learning_rate
@@ -106,7 +106,11 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
         network.precision.cast_weights_once(network.model)
     preprocess = build_train_preprocess(network, recipe, plan.num_classes, device)
     compile_ahead(network, preprocess, recipe, device, plan.size_at(0), logger.warning)
-    task = build_task(recipe, run.datasets.val, device, teacher.teacher if teacher else None)
+    class_weights = training_class_weights(recipe, run.datasets.train)
+    if class_weights is not None:
+        text = describe_class_weights(class_weights, run.datasets.train.class_names)
+        logger.info(text, run.restore_point.step)
+    task = build_task(recipe, run.datasets.val, device, teacher.teacher if teacher else None, class_weights)
     optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
     ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
     return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None)

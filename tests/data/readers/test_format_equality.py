@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.data.dataset import Dataset, Split
+from reconv.data.dataset import Dataset, Split, all_targets
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.sample_cache import CacheBudget, cache_samples
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
@@ -109,6 +111,16 @@ def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_fi
         assert equal(batches(source, workers), expected)
     assert equal(batches(source, 2, world_size=2), expected)
     assert equal(batches(source, 2, start=3), expected[3:])
+
+
+@pytest.mark.parametrize("kind", ("folder", *FORMATS))
+def test_every_format_knows_its_targets_without_reading_an_image(tree: Path, kind: str) -> None:
+    root = tree if kind == "folder" else rewritten(tree, kind)
+    config = DataConfig(subset_percent=50, background_class=True)
+    source = cache_samples(open_dataset(kind, root, "train", config), CacheBudget(10**6))
+    for folder in {root, tree}:
+        shutil.rmtree(folder)
+    assert all_targets(source).tolist() == [1, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -48,6 +48,7 @@ def test_samples_round_trip(tmp_path: Path, count: int) -> None:
     source = PackedDataset(write_set(tmp_path / "set", samples, 4), "train")
     assert len(source) == count
     assert source.class_names == CLASSES
+    assert source.targets.tolist() == [sample.target for sample in samples]
     for index in reversed(range(count)):
         found = source[index]
         assert type(found.data) is type(samples[index].data)

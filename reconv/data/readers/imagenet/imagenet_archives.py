@@ -48,24 +48,24 @@ class ImageNetArchiveDataset:
         self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
         self._starts = np.frombuffer(array("q", (member.start for member in members)), np.int64)
         self._lengths = np.frombuffer(array("q", (member.length for member in members)), np.int64)
-        self._targets = np.frombuffer(array("i", (member.target for member in members)), np.int32)
+        self.targets = np.frombuffer(array("i", (member.target for member in members)), np.int32)
 
     def __len__(self) -> int:
-        return len(self._targets)
+        return len(self.targets)
 
     def __getitem__(self, index: int) -> Sample:
         """The encoded image, read from the archive."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         file = self._names[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
-        target = int(self._targets[index])
+        target = int(self.targets[index])
         data = read(self._path, int(self._starts[index]), int(self._lengths[index]))
         return Sample(data, target, f"{self._split}/{self.class_names[target]}/{file}")
 
     def fingerprint(self) -> str:
         """A digest of names, offsets, targets and the archive's size."""
         digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
-        for chunk in (self._names, self._ends.data, self._starts.data, self._lengths.data, self._targets.data):
+        for chunk in (self._names, self._ends.data, self._starts.data, self._lengths.data, self.targets.data):
             digest.update(chunk)
         digest.update(size_bytes(self._path).to_bytes(8, "little"))
         return digest.hexdigest()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from reconv.data.dataset import U8, Sample
+from reconv.data.dataset import I64, U8, Sample
 from reconv.data.storage.local import ByteRanges, open_ranges
 from reconv.errors import DataError
 
@@ -163,6 +163,11 @@ class PackedShard:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def targets(self) -> I64:
+        """The class index of each sample."""
+        return self._index["target"].astype(np.int64)
 
     @property
     def index_bytes(self) -> int:

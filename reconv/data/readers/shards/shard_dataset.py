@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.dataset import Sample, Split
+import numpy as np
+
+from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.folder import SPLIT_FOLDERS
 from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
 from reconv.data.storage.local import listing
@@ -163,6 +165,11 @@ class ShardDataset:
 
     def __len__(self) -> int:
         return len(self._index.rows)
+
+    @property
+    def targets(self) -> I64:
+        """The class index of each sample."""
+        return self._index.rows["label"].astype(np.int64) - self._format.first_label
 
     @property
     def index_bytes(self) -> int:

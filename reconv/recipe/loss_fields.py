@@ -1,0 +1,24 @@
+"""The recipe section `loss`: the loss of classification and how classes are weighted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reconv.recipe.units import Listed, PositiveFloat, Section
+
+
+class LossConfig(Section):
+    """The loss of classification."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
+    """Label smoothing in training."""
+    smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
+    """Spread the smoothing over all classes, as torch does, or over all but the true one, which keeps
+    1 - label_smoothing."""
+    class_weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=1), Listed] | Literal["none", "balanced"] = (
+        "none"
+    )
+    """Weight of each class, as `weight` of torch's cross_entropy: one number per class in the order of the class names,
+    or `balanced`, samples / (classes x samples of the class) in the training set, as in scikit-learn."""
