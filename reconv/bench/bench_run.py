@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -48,6 +49,7 @@ def bench_args(
 def open_bench_run(args: RunArgs) -> Iterator[PreparedRun]:
     """Set up a run without a run directory; only the training set is opened."""
     with prepare_run(args, _open_train_set) as run:
+        run = replace(run, plan=replace(run.plan, freeze_steps=0))  # measured with all parameters trained
         yield choose_micro_batch(run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ class DDPStrategy(DataParallelStrategy):
                 broadcast_buffers=False,  # running statistics are updated from those of all ranks instead
                 bucket_cap_mb=self._config.bucket_bytes / 2**20,
             )
-        self._ddp.register_comm_hook(None, lambda state, bucket: self._reduce_bucket(bucket))
+        strategy = weakref.proxy(self)  # DDP keeps the hook where the garbage collector does not see it
+        self._ddp.register_comm_hook(None, lambda state, bucket: strategy._reduce_bucket(bucket))
         return self._ddp
 
     def _reduce_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -44,6 +44,24 @@ def head_patterns(model: nn.Module) -> tuple[str, ...]:
     return (f"{layers[-1]}.*",) if layers else ()
 
 
+class FrozenBackbone:
+    """The backbone of a network, frozen for a while: `unfreeze` trains what was trained before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        norms = [module for module in model.modules() if isinstance(module, BatchNorm2d) and not module.frozen]
+        self.trained = freeze_except(model, head_patterns(model))
+        self._parameters = [parameter for parameter in parameters if not parameter.requires_grad]
+        self._norms = [norm for norm in norms if norm.frozen]
+
+    def unfreeze(self) -> None:
+        """Train the backbone again, and update its batch norm statistics."""
+        for parameter in self._parameters:
+            parameter.requires_grad_(True)
+        for norm in self._norms:
+            norm.frozen = False
+
+
 def freeze_except(model: nn.Module, patterns: Sequence[str]) -> TrainedParameters:
     """Freeze every parameter that no pattern (such as `layer4.*`) matches, and the norms without trained parameters."""
     parameters = dict(model.named_parameters())

@@ -149,6 +149,7 @@ class Plan:
     eval_batches_held: int  # evaluation batches in memory at once
     steps_held: int  # steps with images in memory at once: prefetched ones, the current and the previous one
     sizes: tuple[tuple[int, int], ...]  # (first step, pixels) of training images
+    freeze_steps: int = 0  # steps that train only the head; then all parameters are trained
     num_val_left_out: int = 0  # above 0: evaluations are partial
     alpha: float | None = None  # rmsprop's smoothing constant
     average: AveragingWindow | None = None  # None: checkpoints are not averaged
@@ -225,6 +226,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         eval_batches_held=(EVAL_AHEAD if workers else 0) + 2,
         steps_held=(recipe.data.prefetch if workers else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
+        freeze_steps=_freeze_steps(recipe, steps_per_epoch, total),
         cache=facts.cache,
         decoder=decoding.decoder(recipe, facts),
         gpu_decode_fraction=decoding.gpu_decode_fraction(recipe, facts),
@@ -382,6 +384,20 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
         latest = step
         sizes |= {step: size} if step < total else {}
     return tuple(sizes.items())
+
+
+def _freeze_steps(recipe: Recipe, steps_per_epoch: int, total: int) -> int:
+    """Number of steps that train only the head."""
+    until = recipe.model.freeze_until
+    if not isinstance(until, Duration):
+        return 0
+    steps = _steps(until, steps_per_epoch, total)
+    if steps >= total:
+        raise RecipeError(
+            f"model.freeze_until {until} is {count(steps, 'step')}, but the run has only {total}",
+            then="train the head only with --freeze, or use a percentage: --set model.freeze_until=10%",
+        )
+    return steps
 
 
 def averaging_window(

@@ -20,6 +20,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         _groups(recipe, plan),
         _curve(recipe, plan),
         _points(recipe, plan),
+        *_freezing(recipe, plan),
         *_optimizer(recipe, plan),
         *_memory(recipe, plan),
         *_pipeline(recipe, plan),
@@ -206,6 +207,13 @@ def _points(recipe: Recipe, plan: Plan) -> str:
         text += f", kept at {', '.join(f'step {s:,}' for s in plan.keep_steps)}"
     ignored = len(recipe.save.keep_at) - len(plan.keep_steps)
     return text + (f" ({ignored} of save.keep_at after the end or repeated)" if ignored else "")
+
+
+def _freezing(recipe: Recipe, plan: Plan) -> list[str]:
+    if recipe.model.freeze_until == "off":
+        return []
+    until, steps = recipe.model.freeze_until, count(plan.freeze_steps, "step")
+    return [f"model.freeze_until {until}: the first {steps} train only the head, then all parameters are trained"]
 
 
 def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:

@@ -78,6 +78,7 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(("length",), f"must be in epochs or steps, as in 90ep or 5000step, not {recipe.length}")
     positive = {
         "length": recipe.length,
+        "model.freeze_until": recipe.model.freeze_until,
         "schedule.period": recipe.schedule.period,
         "schedule.decay_until": recipe.schedule.decay_until,
         "evaluate.every": recipe.evaluate.every,
@@ -86,9 +87,14 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
     }
     for field, duration in positive.items():
         if isinstance(duration, Duration) and duration.value == 0:
-            hint = "; write off to switch it off" if field in ("evaluate.every", "save.every") else ""
+            hint = (
+                "; write off to switch it off"
+                if field in ("model.freeze_until", "evaluate.every", "save.every")
+                else ""
+            )
             yield Contradiction((field,), f"must be longer than {duration}{hint}")
     without_minutes: list[tuple[str, Duration | str | None]] = [
+        ("model.freeze_until", recipe.model.freeze_until),
         ("schedule.warmup", recipe.schedule.warmup),
         ("schedule.period", recipe.schedule.period),
         ("schedule.decay_until", recipe.schedule.decay_until),
@@ -114,6 +120,13 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
     if model.trainable and model.init is None:
         text = "would leave the other weights random; set model.init"
         yield Contradiction(("model.trainable", "model.init"), text)
+    if model.freeze_until != "off" and model.init is None:
+        text = "would train a head on a random backbone; set model.init"
+        yield Contradiction(("model.freeze_until", "model.init"), text)
+    for other, is_given in (("freeze_backbone", model.freeze_backbone), ("trainable", bool(model.trainable))):
+        if model.freeze_until != "off" and is_given:
+            text = f"trains all parameters later, but model.{other} never does; set one of them"
+            yield Contradiction(("model.freeze_until", f"model.{other}"), text)
     if model.trainable and model.freeze_backbone:
         text = "trains only the head, but model.trainable names parameters; set one of them"
         yield Contradiction(("model.freeze_backbone", "model.trainable"), text)
@@ -575,6 +588,7 @@ def _pipeline(recipe: Recipe) -> Iterator[Contradiction]:
         "engine.cuda_graphs": (engine.cuda_graphs == "on", "a pipeline cannot be captured"),
         "distill.teacher": (recipe.distill.teacher is not None, "the teacher is not split"),
         "model.freeze_backbone": (model.freeze_backbone, frozen),
+        "model.freeze_until": (model.freeze_until != "off", frozen),
         "model.trainable": (bool(model.trainable), frozen),
         "data.bad_images": (recipe.data.bad_images.limit > 0, "several processes would count the same file"),
         "batch.group": (recipe.batch.group == "micro", "groups must not depend on the devices; give a size"),

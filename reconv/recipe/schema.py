@@ -49,6 +49,8 @@ class ModelConfig(Section):
     """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
     freeze_backbone: bool = False
     """Train the head only."""
+    freeze_until: Duration | Off = "off"
+    """Train only the head until this point of the run and all parameters from there on, as in 2ep or 10%."""
     trainable: Annotated[tuple[str, ...], Listed] = ()
     """Name patterns of the parameters to train, as in [layer4.*, fc.*]; empty trains all."""
 

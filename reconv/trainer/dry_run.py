@@ -111,7 +111,8 @@ def _shorten(run: TrainingRun, steps: int | None) -> TrainingRun:
             save=None if plan.save is None else _AT_END,
         )
         datasets = Datasets(datasets.train, select(datasets.val, np.arange(num_val, dtype=np.int64)))
-    plan = replace(plan, log=Every(steps=1), keep_steps=(), average=None)
+    # freeze_steps=0: most steps of a run train all parameters.
+    plan = replace(plan, log=Every(steps=1), keep_steps=(), average=None, freeze_steps=0)
     return replace(run, plan=plan, datasets=datasets)
 
 
@@ -131,6 +132,8 @@ def _measure(run: TrainingRun, short: TrainingRun, events: Sequence[Event], star
         notes.append("too few steps to measure the speed: the first three do not count")
     if len(whole.sizes) > 1:
         notes.append(f"measured at {whole.size_at(0)} px; the run goes up to {whole.sizes[-1][1]} px and gets slower")
+    if whole.freeze_steps:
+        notes.append("measured with all parameters trained; steps with a frozen backbone are faster")
     for wait in _all(events, DataWait)[-1:]:
         if wait.bottleneck:
             notes.append(fmt.data_wait(wait.fraction, wait.seconds, wait.bottleneck, wait.advice))

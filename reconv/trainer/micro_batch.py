@@ -113,7 +113,8 @@ def _fits(run: PreparedRun, num_groups: int) -> bool:
     is_captured = build_graph_capture(run.recipe, run.device, run.process_group) is not None
     limit = MAX_MEMORY_FRACTION_CAPTURED if is_captured else MAX_MEMORY_FRACTION
     single = run.on_one_device()
-    single = replace(single, plan=with_micro(run.recipe, single.plan, num_groups, ""))
+    # With all parameters trained, which takes more memory than a frozen backbone.
+    single = replace(single, plan=replace(with_micro(run.recipe, single.plan, num_groups, ""), freeze_steps=0))
     try:
         _run_one_step(single)
         return run.device.peak_memory_bytes() <= limit * run.device.total_memory_bytes()

@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,8 +73,10 @@ from reconv.trainer.resume import (
 )
 from reconv.trainer.run_finalizer import RunFinalizer, RunResult
 from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe, run_on_devices
+from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.trainer import Trainer
+from reconv.trainer.unfreeze import UnfreezeBackbone
 
 _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
@@ -351,12 +354,17 @@ class TrainingRun(PreparedRun):
         bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
         micro_batch_size = MicroBatchSize(self.plan.micro_groups)
         counters = self._restore(train_state)
-        step = build_train_step(
-            self, train_state, self.logger, annotate=profiler.annotate, micro_batch_size=micro_batch_size
+        build_step = partial(
+            build_train_step,
+            self,
+            train_state,
+            self.logger,
+            annotate=profiler.annotate,
+            micro_batch_size=micro_batch_size,
         )
         trainer = Trainer(
             plan=self.plan,
-            step=step,
+            step=build_step(),
             loader=self._train_loader(bad_samples, context),
             evaluator=Evaluator(self, train_state, self._eval_loader(bad_samples, context), bad_samples),
             checkpointer=Checkpointer(self, train_state, bad_samples, micro_batch_size, writer),
@@ -365,7 +373,12 @@ class TrainingRun(PreparedRun):
             clock=self.clock,
             process_group=self.process_group,
             stop_signal=self.stop_signal,
-            callbacks=[profiler, self._nan_guard(train_state, counters), *self._callbacks(stage_times)],
+            callbacks=[
+                profiler,
+                self._nan_guard(train_state, counters),
+                *self._unfreeze(train_state, build_step),
+                *self._callbacks(stage_times),
+            ],
             counters=counters,
         )
         self.finalizer.trainer = trainer
@@ -416,6 +429,10 @@ class TrainingRun(PreparedRun):
             skipped=counters.skipped,
             all_gather=self.process_group.all_gather,
         )
+
+    def _unfreeze(self, train_state: TrainState, build_step: Callable[[], TrainStep]) -> list[Callback]:
+        backbone = train_state.frozen_backbone
+        return [] if backbone is None else [UnfreezeBackbone(self.plan.freeze_steps, backbone, build_step)]
 
     def _callbacks(self, stage_times: StageTimes) -> list[Callback]:
         source, cores = self.datasets.train.kind, usable_cores(Machine())

@@ -449,3 +449,14 @@ def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
 def test_the_plan_shows_when_a_run_may_stop_early() -> None:
     plan = plan_of(early_stopping={"target": 0.759, "patience": 5})
     assert "stops early when the metric reaches 0.759 or 5 evaluations in a row do not improve" in plan.lines
+
+
+def test_a_frozen_backbone_is_planned_in_steps_and_must_end_before_the_run() -> None:
+    model = {"init": "weights.pth", "freeze_until": "10%"}
+    plan = plan_of(2560, length="4ep", model=model)
+    assert (plan.total_steps, plan.freeze_steps) == (40, 4)
+    assert (
+        "model.freeze_until 10%: the first 4 steps train only the head, then all parameters are trained" in plan.lines
+    )
+    with pytest.raises(RecipeError, match=r"model.freeze_until 4ep is 40 steps, but the run has only 40"):
+        plan_of(2560, length="4ep", model=model | {"freeze_until": "4ep"})

@@ -65,12 +65,12 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
     path = _file(found)
     tensors = read_weights(path, num_classes=num_classes)
     report = load_weights(network.model, tensors, strict=False, source=str(path))
-    if report.is_mostly_new and recipe.model.freeze_backbone:
+    if report.is_mostly_new and (recipe.model.freeze_backbone or recipe.model.freeze_until != "off"):
         raise CheckpointError(
             "the initial weights are of another network: most frozen layers would keep random weights",
             where=name,
             why=str(report),
-            then="use weights of this network, or leave --freeze out",
+            then="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
         )
     notes = [*found.notes, f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]

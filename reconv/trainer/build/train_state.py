@@ -19,6 +19,7 @@ from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
+from reconv.models.frozen import FrozenBackbone
 from reconv.models.pipeline_split import split_stages
 from reconv.optim import ModelEma, Optimizer, Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.schema import Recipe
@@ -54,6 +55,7 @@ class TrainState:
     optimizer: Optimizer
     ema: ModelEma | None
     teacher_fingerprint: str | None
+    frozen_backbone: FrozenBackbone | None = None  # None: all parameters are trained, or the same ones all the time
 
     @property
     def monitored_weights(self) -> str:
@@ -113,7 +115,11 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     task = build_task(recipe, run.datasets.val, device, teacher.teacher if teacher else None, class_weights)
     optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
     ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
-    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None)
+    # After the optimizer is built: it has state for parameters that are trained later, too.
+    frozen_backbone = FrozenBackbone(network.model) if run.restore_point.step < plan.freeze_steps else None
+    if frozen_backbone is not None:
+        logger.info(f"until step {plan.freeze_steps:,} {frozen_backbone.trained}", run.restore_point.step)
+    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None, frozen_backbone)
 
 
 def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
