@@ -26,6 +26,7 @@ from reconv.cli.options import CommandGroup
 from reconv.cli.predict import predict
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
+from reconv.cli.resume_command import resume
 from reconv.cli.train import train
 from reconv.errors import ExitCode, ReconvError
 
@@ -44,12 +45,12 @@ def reconv() -> None:
       reconv train quickstart                  train on built-in data, a minute on a CPU
       reconv recipes                           list the recipes and their results
       reconv train resnet50 --data /imagenet   train a recipe on your data
-      reconv train resnet50 --resume           continue the last run exactly
+      reconv resume runs/resnet50/1            continue a run exactly
       reconv report runs/quickstart/1          write an HTML report of a run
     """
 
 
-for _command in (train, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
+for _command in (train, resume, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
     reconv.add_command(_command)
 for _command in (check, show):
     data.add_command(_command)

@@ -18,6 +18,7 @@ from reconv.cli.options import (
     parse_settings,
     percent,
     print_table,
+    set_option,
     start_kernel_compiler,
 )
 from reconv.distributed.environment import read_launch_env
@@ -76,7 +77,7 @@ def bench() -> None:
     show_default=True,
     help="Steps before the first window.",
 )
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@set_option
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(
@@ -161,7 +162,7 @@ def train(
 @click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, eager and compiled.")
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@set_option
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def infer(
@@ -231,7 +232,7 @@ def infer(
     show_default=True,
     help="Number of windows.",
 )
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@set_option
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def data(

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import Command, complete_recipes, emit_json, json_option, parse_settings, print_table
+from reconv.cli.options import (
+    Command,
+    complete_recipes,
+    emit_json,
+    json_option,
+    parse_settings,
+    print_table,
+    set_option,
+)
 from reconv.errors import ExitCode, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +86,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 @click.option(
     "--step", metavar="N", type=click.IntRange(min=0), default=0, show_default=True, help="Training step to show."
 )
-@click.option("--set", "settings", metavar="FIELD=VALUE", multiple=True, help="Set any recipe field; may be repeated.")
+@set_option
 def show(path: str, recipe: str | None, out: Path, images: int, step: int, settings: tuple[str, ...]) -> None:
     """Draw what a model trained on PATH sees: augmented training images and evaluation images.
 

@@ -33,6 +33,54 @@ json_option = click.option(
 )
 
 
+def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Preset names that start with what was typed so far; without a match, files."""
+    from reconv.recipe.presets import preset_names
+
+    names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of Reconv's networks that start with what was typed so far."""
+    from reconv.recipe.model_names import MODEL_NAMES
+
+    return [CompletionItem(name) for name in MODEL_NAMES if name.startswith(incomplete)]
+
+
+def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Recipe fields, section by section, and after the `=` the choices of a field that has a fixed list."""
+    from reconv.recipe.field_reference import field_choices, field_names
+
+    field, equals, value = incomplete.partition("=")
+    if equals:
+        choices = field_choices(field)
+        return [CompletionItem(f"{field}={choice}") for choice in choices if choice.startswith(value)]
+    return [CompletionItem(f"{name}=") for name in field_names() if name.startswith(field)]
+
+
+def complete_field_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The recipe's sections and fields that start with what was typed so far."""
+    from reconv.recipe.field_reference import field_references
+
+    return [CompletionItem(name) for name in field_references() if name.startswith(incomplete)]
+
+
+set_option = click.option(
+    "--set",
+    "settings",
+    metavar="A.B=V",
+    multiple=True,
+    shell_complete=complete_fields,
+    help="Set any recipe field; repeatable.",
+)
+stop_after_option = click.option(
+    "--stop-after",
+    metavar="100step|3h",
+    help="Save and end after these steps or epochs (2ep) of this command, or this time; the schedule stays.",
+)
+
+
 class Command(click.Command):
     """A command with `--debug`; `renamed` maps an option of version 0.1 to the one that replaces it."""
 
@@ -83,14 +131,6 @@ class CommandGroup(click.Group):
             if close is None or "Did you mean" in error.message:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close!r}?", ctx) from error
-
-
-def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Preset names that start with what was typed so far; without a match, files."""
-    from reconv.recipe.presets import preset_names
-
-    names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
-    return names or [CompletionItem(incomplete, type="file")]
 
 
 def parse_settings(settings: Sequence[str]) -> list[Override]:

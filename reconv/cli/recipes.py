@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,12 +14,14 @@ from reconv.cli.options import (
     Command,
     CommandGroup,
     bind_bare_json,
+    complete_field_names,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
     percent,
     print_table,
+    set_option,
 )
 
 if TYPE_CHECKING:
@@ -38,23 +41,29 @@ class RecipesGroup(CommandGroup):
 
 
 @click.group(cls=RecipesGroup, invoke_without_command=True)
+@click.option("--all", "every", is_flag=True, help="List all presets, not only the recommended ones.")
+@click.option("--vendor", metavar="NAME", help="List those of one vendor: nvidia, habana, graphcore, torchvision, ...")
+@click.option("--model", metavar="TEXT", help="List those whose network has this in its name, as in resnet50.")
 @json_option
 @click.pass_context
-def recipes(ctx: click.Context, json_file: str | None) -> None:
-    """List the presets: network, length, batch, published results and results measured with Reconv.
+def recipes(ctx: click.Context, every: bool, vendor: str | None, model: str | None, json_file: str | None) -> None:
+    """List the recommended presets: network, length, batch, published results and results measured with Reconv.
 
     \b
     Examples:
       reconv recipes
-      reconv recipes --json
+      reconv recipes --all
+      reconv recipes --vendor nvidia --model resnext
       reconv recipes show resnet50
+      reconv recipes explain batch.group
     """
     if ctx.invoked_subcommand is not None:
         return
-    from reconv.recipe.loader import load
-    from reconv.recipe.presets import preset_names
+    from reconv.recipe.presets import preset_names, recommended_presets
 
-    found = [(name, load(name).recipe) for name in preset_names()]
+    is_filtered = vendor is not None or model is not None
+    names = preset_names() if every or is_filtered else recommended_presets()
+    found = _select(names, vendor, model)
     if json_file is not None:
         emit_json([_entry(name, recipe) for name, recipe in found], json_file)
         return
@@ -66,10 +75,32 @@ def recipes(ctx: click.Context, json_file: str | None) -> None:
         table = fit(table, shutil.get_terminal_size().columns)
     print_table(table[0], table[1:])
     hidden = "" if len(table[0]) == len(_COLUMNS) else " A wider terminal or --json shows more columns."
+    left_out = len(preset_names()) - len(names)
+    if left_out:
+        click.echo(f"{left_out} more presets: reconv recipes --all, --vendor NAME or --model NAME.")
     click.echo(
         "* may not carry over, or is not exact. reconv recipes show NAME explains why and prints every field; "
         f"reconv train NAME trains it.{hidden}"
     )
+
+
+def _select(names: Sequence[str], vendor: str | None, model: str | None) -> list[tuple[str, Recipe]]:
+    """The presets of a vendor whose network's name contains `model`; raises UsageError if there are none."""
+    from reconv.errors import UsageError
+    from reconv.recipe.loader import load
+    from reconv.recipe.presets import preset_vendor
+
+    vendors = sorted({preset_vendor(name) for name in names})
+    if vendor is not None and vendor not in vendors:
+        raise UsageError(f"there are no presets of {vendor!r}", then="the vendors are: " + ", ".join(vendors))
+    found = [(name, load(name).recipe) for name in names if vendor is None or preset_vendor(name) == vendor]
+    if model is not None:
+        wanted = model.lower()
+        networks = sorted({recipe.model.name for _, recipe in found})
+        found = [(name, recipe) for name, recipe in found if wanted in recipe.model.name.lower()]
+        if not found:
+            raise UsageError(f"no preset trains a network like {model!r}", then="they train: " + ", ".join(networks))
+    return found
 
 
 def fit(table: list[list[str]], width: int) -> list[list[str]]:
@@ -129,7 +160,7 @@ def _figure(metric: str, value: float | None, spread: float | None) -> str:
 
 @recipes.command("show", cls=Command)
 @click.argument("name", shell_complete=complete_recipes)
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any field; may be repeated.")
+@set_option
 @json_option
 def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
     """Print every field of recipe NAME (a preset or a file) with its value and origin.
@@ -152,6 +183,39 @@ def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
         click.secho(resolved.header.strip() + "\n", dim=True)
     for line in layout(values, origins):
         click.echo(line)
+
+
+@recipes.command("explain", cls=Command)
+@click.argument("field", required=False, shell_complete=complete_field_names)
+@json_option
+def explain(field: str | None, json_file: str | None) -> None:
+    """Explain a recipe FIELD or section: what it does, the values it takes and its default.
+
+    \b
+    Examples:
+      reconv recipes explain                 list the sections
+      reconv recipes explain batch.group
+      reconv recipes explain augment
+    """
+    from dataclasses import asdict
+
+    from reconv.recipe.field_reference import explain_field, field_references
+
+    if field is None:
+        found = [entry for name, entry in field_references().items() if "." not in name]
+    else:
+        found = explain_field(field)
+    if json_file is not None:
+        emit_json([asdict(entry) for entry in found], json_file)
+        return
+    for number, entry in enumerate(found):
+        if number and field is not None:
+            click.echo()
+        default = "" if entry.is_section else f"  (default: {entry.default or 'none, it must be given'})"
+        click.echo(click.style(entry.name, bold=True) + default)
+        click.echo(textwrap.indent(textwrap.fill(entry.description, 96), "    "))
+        if not entry.is_section and field is not None:
+            click.echo(textwrap.indent(textwrap.fill(f"takes {entry.kind}", 96), "    "))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,11 +18,14 @@ from reconv.cli.options import (
     Command,
     Override,
     batch_override,
+    complete_models,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
+    set_option,
     start_kernel_compiler,
+    stop_after_option,
 )
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
@@ -42,11 +45,12 @@ from reconv.errors import UsageError
 @click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one per device.")
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, e.g. eth1 or 10.0.0.0/16.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Random seed.")
-@click.option("--model", metavar="NAME", help="Another network, by its torchvision name.")
+@click.option("--model", metavar="NAME", shell_complete=complete_models, help="Another network, by its name.")
 @click.option("--init", metavar="WEIGHTS", help="Initial weights: a file, a run, torchvision:NAME, timm:NAME or a URL.")
 @click.option("--freeze", is_flag=True, help="Train only the head; needs --init.")
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@set_option
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
+@stop_after_option
 @click.option(
     "--dry-run",
     metavar="N",
@@ -75,6 +79,7 @@ def train(
     freeze: bool,
     settings: tuple[str, ...],
     profile: str | None,
+    stop_after: str | None,
     dry_run: int | None,
     compile_only: bool,
     quiet: bool,
@@ -93,10 +98,11 @@ def train(
       reconv train my.yaml --epochs 10 --set optimizer.momentum=0.875
       reconv train resnet50 --data flowers/ --init torchvision:resnet50 --freeze --epochs 5
       reconv train resnet50 --data /imagenet --dry-run 50
+      reconv train resnet50 --data /imagenet --stop-after 100step --profile 90,95
       reconv train resnet50 --data /imagenet --resume
     """
     options: list[Override] = [
-        ("length", None if epochs is None else _epochs(epochs), "--epochs"),
+        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
         batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
         ("schedule.lr", lr, "--lr"),
         ("data.num_workers", workers, "--workers"),
@@ -104,25 +110,25 @@ def train(
         ("model.name", model, "--model"),
         ("model.init", init, "--init"),
         ("model.freeze_backbone", freeze or None, "--freeze"),
-        ("profile", None if profile is None else _step_range(profile), "--profile"),
+        ("profile", None if profile is None else step_range(profile), "--profile"),
     ]
     overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
-    _silence_torch()
+    silence_torch()
     start_kernel_compiler(device, devices)
     args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file)
     if dry_run is not None or compile_only:
-        _check_dry_run_options(dry_run, compile_only, resume, profile)
+        _check_dry_run_options(dry_run, compile_only, resume, profile, stop_after)
         return print_dry_run(args, dry_run)
-    return _train(args, out, resume)
+    return run_training(args, out, resume, stop_after)
 
 
-def _silence_torch() -> None:
+def silence_torch() -> None:
     """Keep torch from writing to stderr; it reads these variables when it is imported."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we print the error of a lost rank ourselves
 
 
-def _train(args: TrainArgs, out: str | None, resume: bool) -> int:
+def run_training(args: TrainArgs, out: str | None, resume: bool, stop_after: str | None) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     from reconv.api import train as run_train
 
@@ -138,6 +144,7 @@ def _train(args: TrainArgs, out: str | None, resume: bool) -> int:
         nic=args.nic,
         console=console,
         command=["reconv", *sys.argv[1:]],
+        stop_after=stop_after,
     )
     if read_launch_env().rank == 0:
         if result.was_finished:
@@ -147,12 +154,12 @@ def _train(args: TrainArgs, out: str | None, resume: bool) -> int:
     return int(result.exit_code)
 
 
-def _epochs(number: float) -> str:
+def epochs_text(number: float) -> str:
     """A number of epochs as a duration, which has no exponent."""
     return f"{Decimal(repr(number)).normalize():f}ep"
 
 
-def _step_range(text: str) -> list[int]:
+def step_range(text: str) -> list[int]:
     """`50,53` as the first and last step; a single number is both."""
     words = text.split(",")
     if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
@@ -160,10 +167,17 @@ def _step_range(text: str) -> list[int]:
     return [int(words[0]), int(words[-1])]
 
 
-def _check_dry_run_options(dry_run: int | None, compile_only: bool, resume: bool, profile: str | None) -> None:
+def _check_dry_run_options(
+    dry_run: int | None, compile_only: bool, resume: bool, profile: str | None, stop_after: str | None
+) -> None:
     """Refuse options that a dry run would ignore."""
     name = "--compile-only" if compile_only else "--dry-run"
-    options = {"--dry-run": compile_only and dry_run is not None, "--resume": resume, "--profile": profile is not None}
+    options = {
+        "--dry-run": compile_only and dry_run is not None,
+        "--resume": resume,
+        "--profile": profile is not None,
+        "--stop-after": stop_after is not None,
+    }
     clash = next((other for other, is_given in options.items() if is_given), None)
     if clash is not None:
         raise UsageError(

@@ -104,13 +104,13 @@ class FailSafeConsole:
 def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     """The result, the path of the report if there is one, and the command to resume an unfinished run."""
     result = fmt.result(summary)
-    if summary["exit_code"] != ExitCode.OK:
+    if summary["exit_code"] != ExitCode.OK or summary["resume_command"]:
         result = f"{fmt.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     elif summary.get("stopped_early"):
         result = f"stopped early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     report = run_dir / summary["report"] if run_dir else None
     lines = [f"{result} · report: {report}" if report and report.exists() else result]
-    if summary["resume_command"] and summary["exit_code"] != ExitCode.OK:
+    if summary["resume_command"]:
         lines.append(f"to resume: {summary['resume_command']}")
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reconv.errors import ExitCode
@@ -131,7 +132,7 @@ def result(summary: Mapping[str, Any]) -> str:
     if summary.get("partial"):
         value += f", {partial(summary['num_samples'])}"
     expect = summary["expect"]
-    if expect is None or summary["exit_code"] != ExitCode.OK:
+    if expect is None or summary["exit_code"] != ExitCode.OK or summary.get("resume_command"):
         return value
     if expect["met"] is None:
         return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
@@ -153,7 +154,7 @@ def state(summary: Mapping[str, Any]) -> str:
     code = summary["exit_code"]
     if code is None:
         return "unfinished"
-    if code in _STOPPED:
+    if code in _STOPPED or (code == ExitCode.OK and summary.get("resume_command")):  # the latter by --stop-after
         return "stopped"
     if code != ExitCode.OK:
         return "diverged" if code == ExitCode.DIVERGED else "failed"
@@ -196,9 +197,9 @@ def repeat_command(command: Sequence[str]) -> str:
     return shlex.join([word for word in command if word != "--resume"])
 
 
-def resume_command(command: Sequence[str]) -> str:
-    """The command that resumes the run."""
-    return shlex.join([*(word for word in command if word != "--resume"), "--resume"])
+def resume_command(run_dir: Path) -> str:
+    """The command that resumes the run in a directory."""
+    return shlex.join(["reconv", "resume", str(run_dir)])
 
 
 def data_wait(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:

@@ -10,6 +10,22 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+# Where to start, in this order; `reconv recipes --all` lists the others.
+RECOMMENDED = (
+    "quickstart",
+    "quickstart-detection",
+    "finetune",
+    "finetune-detection",
+    "resnet18",
+    "resnet50",
+    "resnet50-rsb-a2",
+    "mobilenet-v2-habana-8card-bf16",
+    "efficientnet-b0-nv-400ep-8gpu-mixed",
+    "resnext101-nv-90ep-8gpu-mixed",
+    "ssd-resnet34",
+    "ssd-resnet34-voc",
+    "cifar10-fast",
+)
 PRESETS = Path(__file__).resolve().parent.parent / "recipes"
 
 
@@ -26,6 +42,16 @@ def preset_names() -> list[str]:
 def preset_path(name: str) -> Path:
     """The file of a preset; the name must be one of `preset_names`."""
     return _files()[name]
+
+
+def preset_vendor(name: str) -> str:
+    """Who published a preset, by its folder: nvidia, habana, graphcore, torchvision, ... or reconv."""
+    return preset_path(name).parent.name
+
+
+def recommended_presets() -> list[str]:
+    """The presets to start with."""
+    return [name for name in RECOMMENDED if name in _files()]
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -20,10 +20,11 @@ _MAX_ROWS = 200
 
 def header(record: RunRecord, summary: Mapping[str, Any]) -> Html:
     """What was trained, the result, and the commands to repeat or resume the run."""
-    command = record.attempts[-1].start.command if record.attempts else ()
+    commands_typed = [attempt.start.command for attempt in record.attempts]
+    command = next((words for words in reversed(commands_typed) if words[1:2] == ("train",)), ())
     commands = [
         *([page.command("repeat", fmt.repeat_command(command))] if command else []),
-        *([page.command("resume", summary["resume_command"])] if summary["resume_command"] and command else []),
+        *([page.command("resume", summary["resume_command"])] if summary["resume_command"] else []),
     ]
     facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
     return el(

@@ -66,6 +66,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "exit_code": end.exit_code if end else None,
         "reason": end.reason if end else None,
         "stopped_early": None,
+        "stopped_after": None,  # the limit of --stop-after, if it ended the last attempt
         "attempts": len(record.attempts),
         "non_finite_steps": len(record.non_finite),
         "bad_images": len(record.bad_images),
@@ -158,9 +159,15 @@ def _expect(recipe: Mapping[str, Any], final: EvalFinished | None) -> dict[str, 
 
 def _resume(record: RunRecord) -> str | None:
     """The command that resumes the run, unless it is finished."""
-    if not record.attempts or (record.end and record.end.exit_code == ExitCode.OK):
+    if not record.attempts or _is_finished(record):
         return None
-    return resume_command(record.attempts[-1].start.command)
+    return resume_command(record.folder)
+
+
+def _is_finished(record: RunRecord) -> bool:
+    """Whether nothing is left to do; --stop-after ends a command with exit code 0, too."""
+    end = record.end
+    return end is not None and end.exit_code == ExitCode.OK and not end.fields.get("stopped_after")
 
 
 def _finite(value: float) -> float | None:

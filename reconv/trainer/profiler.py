@@ -23,6 +23,7 @@ from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.callbacks import Callback
 from reconv.trainer.step import StepResult
+from reconv.trainer.stop_after import StopAfter
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
@@ -33,14 +34,16 @@ MAX_OPERATORS = 10
 _NO_STEPS = (0, 0)  # steps count from 1
 
 
-def check_profile_range(recipe: Recipe, plan: Plan) -> None:
-    """Refuse to profile steps that the run will not reach."""
-    if recipe.profile != "off" and recipe.profile[1] > plan.total_steps:
+def check_profile_range(recipe: Recipe, plan: Plan, stop_after: StopAfter) -> None:
+    """Refuse to profile steps that the run, or the part of it before --stop-after, will not reach."""
+    is_capped = stop_after.step is not None and stop_after.step < plan.total_steps
+    last = stop_after.step if is_capped and stop_after.step is not None else plan.total_steps
+    if recipe.profile != "off" and recipe.profile[1] > last:
         raise UsageError(
             f"step {recipe.profile[1]} cannot be profiled",
             where="profile",
-            why=f"the run has {plan.total_steps:,} steps",
-            then=f"--profile {max(1, plan.total_steps - 3)},{plan.total_steps}",
+            why=f"--stop-after {stop_after.text} ends at step {last:,}" if is_capped else f"the run has {last:,} steps",
+            then=f"--profile {max(1, last - 3)},{last}",
         )
 
 

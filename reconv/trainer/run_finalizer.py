@@ -84,10 +84,15 @@ class RunFinalizer:
                 self.exit_code, self.reason = ExitCode.RESOURCES, "out of memory"
                 raise out_of_memory_error(self._run) from error
             raise
-        stopped_early = self.trainer.stop_reason if self.trainer is not None else ""
-        self.fields["stopped_early"] = stopped_early or None
-        self.exit_code = ExitCode.OK
-        self.reason = f"stopped early: {stopped_early}" if stopped_early else "finished"
+        self.exit_code, self.reason = ExitCode.OK, "finished"
+        trainer = self.trainer
+        self.fields["stopped_early"] = (trainer.stop_reason or None) if trainer is not None else None
+        if trainer is not None and trainer.is_paused:
+            self.fields["stopped_after"] = trainer.stop_after.text
+            step, total = trainer.counters.step, trainer.plan.total_steps
+            self.reason = f"stopped after step {step} of {total} by --stop-after {trainer.stop_after.text}"
+        elif trainer is not None and trainer.stop_reason:
+            self.reason = f"stopped early: {trainer.stop_reason}"
 
     def log_end(self) -> None:
         """Log how the run ended and write its summary and report."""

@@ -42,6 +42,7 @@ class RunArgs:
     nic: str | None = None
     console: str | None = None
     command: Sequence[str] = ()
+    stop_after: str | None = None  # as in 100step or 3h
 
 
 def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArgs, *more: Any) -> T:

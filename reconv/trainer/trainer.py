@@ -24,6 +24,7 @@ from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.step import TrainStep
+from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
 
 
@@ -55,7 +56,9 @@ class Trainer:
     stop_signal: StopSignal
     callbacks: Sequence[Callback]
     counters: Counters
+    stop_after: StopAfter = field(default_factory=StopAfter)
     stop_reason: str = field(default="")  # set by a callback to end the run early
+    is_paused: bool = False  # by stop_after: the run is not finished
 
     def fit(self) -> None:
         """Train from the current step to the end of the plan."""
@@ -77,7 +80,12 @@ class Trainer:
             self._save_if_due(improved)
             if not self.stop_reason:
                 self._exit_if_requested()
+            if self.is_paused:
+                break
         self.progress.log(self.counters.step)
+        if self.is_paused:
+            self._pause()
+            return
         if self.stop_reason:
             self.logger.info(f"stopped early: {self.stop_reason}", self.counters.step)
         with self.clock.paused():
@@ -163,11 +171,20 @@ class Trainer:
 
     def _exit_if_requested(self) -> None:
         """Exit if any rank has received a stop signal; ranks may receive it at different steps."""
-        flags = [self.stop_signal.requested, self.checkpointer.is_time_to_save()]
-        stop_requested, save_due = self.process_group.all_reduce_max(flags)
+        flags = [self.stop_signal.requested, self.checkpointer.is_time_to_save(), self.stop_after.time_is_up()]
+        stop_requested, save_due, time_is_up = self.process_group.all_reduce_max(flags)
         self.checkpointer.set_time_to_save(bool(save_due))
-        if self._evaluation_is_due() or (stop_requested and self.counters.step < self.plan.total_steps):
+        is_last = self.counters.step == self.plan.total_steps
+        if self._evaluation_is_due() or (stop_requested and not is_last):
             self._exit()
+        self.is_paused = not is_last and bool(time_is_up or self.stop_after.is_reached(self.counters.step))
+
+    def _pause(self) -> None:
+        """Save a checkpoint, unless this step has one; the run can be resumed."""
+        if self.plan.save is not None and self.checkpointer.saved_step != self.counters.step:
+            self._save("stop")
+        with self.clock.paused():
+            self.checkpointer.wait()
 
     def _exit(self) -> None:
         """Save a checkpoint, unless this step has one, and end the run."""

@@ -74,6 +74,7 @@ from reconv.trainer.resume import (
 from reconv.trainer.run_finalizer import RunFinalizer, RunResult
 from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe, run_on_devices
 from reconv.trainer.step import TrainStep
+from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.trainer import Trainer
 from reconv.trainer.unfreeze import UnfreezeBackbone
@@ -95,14 +96,20 @@ def train(
     on_event: Callable[[Event], None] | None = None,
     runs: str | Path = "runs",
     command: Sequence[str] = (),
+    stop_after: str | None = None,
 ) -> RunResult:
-    """Train a recipe, a preset's name or a YAML file, and return its run directory and summary."""
+    """Train a recipe, a preset's name or a YAML file, and return its run directory and summary.
+
+    `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule; `resume` continues.
+    """
     if on_event is not None and must_launch(devices, read_launch_env()):
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )
     out = None if out is None else Path(out)
-    args = RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command))
+    args = RunArgs(
+        str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command), stop_after
+    )
     return run_on_devices(devices, _train, args, on_event)
 
 
@@ -252,6 +259,7 @@ class TrainingRun(PreparedRun):
     stop_signal: StopSignal
     finalizer: RunFinalizer
     stack: ExitStack  # closes what `trainer` opens
+    stop_after: StopAfter = field(default_factory=StopAfter)
 
     @classmethod
     def open(
@@ -283,7 +291,8 @@ class TrainingRun(PreparedRun):
                 yield cls._open_finished(prepared, prepared.existing, stack)
                 return
             process_group = prepared.process_group
-            process_group.on_rank0(lambda: _check_recipe(prepared))
+            stop_after = _parse_stop_after(args, prepared)
+            process_group.on_rank0(lambda: _check_recipe(prepared, stop_after))
             stop_signal = stack.enter_context(StopSignal())
             prepared = choose_micro_batch(prepared)
             run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
@@ -309,6 +318,7 @@ class TrainingRun(PreparedRun):
                 stop_signal=stop_signal,
                 finalizer=finalizer,
                 stack=stack,
+                stop_after=stop_after,
             )
 
     @classmethod
@@ -380,6 +390,7 @@ class TrainingRun(PreparedRun):
                 *self._callbacks(stage_times),
             ],
             counters=counters,
+            stop_after=self.stop_after,
         )
         self.finalizer.trainer = trainer
         return trainer
@@ -448,9 +459,13 @@ def _fields(prepared: PreparedRun) -> dict[str, Any]:
     return {f.name: getattr(prepared, f.name) for f in fields(PreparedRun)}
 
 
-def _check_recipe(run: PreparedRun) -> None:
+def _parse_stop_after(args: RunArgs, run: PreparedRun) -> StopAfter:
+    return StopAfter.parse(args.stop_after, first_step=run.restore_point.step, steps_per_epoch=run.plan.steps_per_epoch)
+
+
+def _check_recipe(run: PreparedRun, stop_after: StopAfter) -> None:
     """Raise errors now that would otherwise appear late in the run."""
-    check_profile_range(run.recipe, run.plan)
+    check_profile_range(run.recipe, run.plan, stop_after)
     check_metric(run.recipe)
     check_class_weights(run.recipe, run.datasets.train)
 

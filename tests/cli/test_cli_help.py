@@ -53,12 +53,24 @@ def _run(*command_lines: list[str]) -> list[dict[str, Any]]:
 
 
 def test_all_documented_commands_exist() -> None:
-    expected = ["train", "eval", "predict", "average", "recipes", "report", "data", "bench", "doctor", "completion"]
+    expected = [
+        "train",
+        "resume",
+        "eval",
+        "predict",
+        "average",
+        "recipes",
+        "report",
+        "data",
+        "bench",
+        "doctor",
+        "completion",
+    ]
     assert sorted(reconv.commands) == sorted(expected)
-    assert ("recipes", "show") in COMMANDS
+    assert {("recipes", "show"), ("recipes", "explain")} <= set(COMMANDS)
     assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert")} <= set(COMMANDS)
     assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(COMMANDS)
-    assert len(COMMANDS) == 1 + len(expected) + 8
+    assert len(COMMANDS) == 1 + len(expected) + 9
 
 
 def test_help_and_version_import_nothing_heavy_and_help_shows_examples() -> None:

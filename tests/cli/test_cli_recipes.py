@@ -10,7 +10,7 @@ import pytest
 from reconv.cli import main
 from reconv.cli.recipes import flatten, layout
 from reconv.recipe.loader import load
-from reconv.recipe.presets import preset_names
+from reconv.recipe.presets import preset_names, recommended_presets
 
 
 def _run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -23,22 +23,22 @@ def _run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_every_preset_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     names = preset_names()
     assert "quickstart" in names
-    table = _run(["recipes"], capsys)
+    table = _run(["recipes", "--all"], capsys)
     listed = [line.split()[0] for line in table.splitlines()[1:-1]]
     assert listed == names
-    entries = json.loads(_run(["recipes", "--json"], capsys))
+    entries = json.loads(_run(["recipes", "--all", "--json"], capsys))
     assert [entry["name"] for entry in entries] == names
     assert all(entry["expect"] is None or entry["expect"]["source"] for entry in entries)
 
 
 def test_the_list_separates_published_from_measured_results(capsys: pytest.CaptureFixture[str]) -> None:
-    entries = {entry["name"]: entry for entry in json.loads(_run(["recipes", "--json"], capsys))}
+    entries = {entry["name"]: entry for entry in json.loads(_run(["recipes", "--all", "--json"], capsys))}
     claim = entries["resnet50-nv-90ep-8gpu-mixed"]["published"][0]
     assert (claim["value"], claim["spread"], claim["images_per_s"], claim["hours"]) == (0.7723, 0.0004, 5815.8, 8)
     assert entries["resnet50-nv-90ep-8gpu-mixed"]["measured"] == []
     assert entries["quickstart"]["published"] == []
     assert entries["quickstart"]["measured"][0]["n"] == 7
-    lines = {line.split()[0]: line for line in _run(["recipes"], capsys).splitlines()}
+    lines = {line.split()[0]: line for line in _run(["recipes", "--all"], capsys).splitlines()}
     assert "top1 77.23 % ± 0.04   not yet" in lines["resnet50-nv-90ep-8gpu-mixed"]
     assert "top1 75.96 % ± 0.09*  not yet" in lines["resnet50-gc-pod16-lars"]
     assert "no result             not yet" in lines["resnet50-habana-8card-bf16"]
@@ -47,8 +47,39 @@ def test_the_list_separates_published_from_measured_results(capsys: pytest.Captu
 
 def test_json_is_written_to_the_given_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "deep" / "list.json"
-    assert _run(["recipes", "--json", str(file)], capsys) == ""
+    assert _run(["recipes", "--all", "--json", str(file)], capsys) == ""
     assert len(json.loads(file.read_text())) == len(preset_names())
+
+
+def test_without_options_a_dozen_recommended_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = json.loads(_run(["recipes", "--json"], capsys))
+    assert [entry["name"] for entry in entries] == recommended_presets()
+    assert 9 < len(entries) < 15
+    left_out = len(preset_names()) - len(entries)
+    assert f"{left_out} more presets: reconv recipes --all" in _run(["recipes"], capsys)
+
+
+def test_presets_are_filtered_by_vendor_and_network(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = json.loads(_run(["recipes", "--vendor", "nvidia", "--model", "ResNeXt", "--json"], capsys))
+    assert len(entries) > 5
+    assert {entry["model"] for entry in entries} == {"resnext101_32x4d", "se_resnext101_32x4d"}
+    assert all("-nv-" in entry["name"] for entry in entries)
+
+
+@pytest.mark.parametrize("words", [["--vendor", "nobody"], ["--model", "vgg"], ["explain", "batch.sizee"]])
+def test_unknown_vendor_network_or_field_is_an_error_that_lists_what_there_is(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["recipes", *words])
+    assert end.value.code == 2
+    printed = capsys.readouterr().err
+    assert any(word in printed for word in ("habana", "resnet50", "batch.size"))
+
+
+def test_explain_prints_description_values_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    text = _run(["recipes", "explain", "batch.group"], capsys)
+    assert "batch.group  (default: all)" in text and "Ghost batch norm" in text and "one of all, micro" in text
 
 
 @pytest.mark.parametrize("name", preset_names()[::15])

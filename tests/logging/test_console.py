@@ -104,7 +104,7 @@ def test_a_stopped_run_prints_the_resume_command(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", stop_at=200, exit_code=75)
     lines = print_run("quiet", run, io.StringIO()).splitlines()
     assert lines[0].startswith("stopped at step 200 of 440: top-1 98.89 % · report: ")
-    assert lines[1] == "to resume: reconv train quickstart --lr 0.1 --resume"
+    assert lines[1] == f"to resume: reconv resume {run}"
 
 
 def test_quiet_prints_only_the_result(tmp_path: Path) -> None:

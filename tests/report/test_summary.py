@@ -109,7 +109,7 @@ def test_an_expectation_for_another_metric_is_not_measured(tmp_path: Path) -> No
 def test_a_run_without_evaluations_has_no_value(tmp_path: Path) -> None:
     summary = write_summary(write_events(tmp_path / "r", START, PLAN))
     assert (summary["metric"], summary["value"], summary["best"], summary["exit_code"]) == (None, None, None, None)
-    assert summary["resume_command"] == "reconv train tiny --resume"
+    assert summary["resume_command"] == f"reconv resume {tmp_path / 'r'}"
 
 
 def test_rates_are_per_device_too(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""`reconv resume`: continue a run exactly, with the options it was started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reconv.cli.dry_run_output import TrainArgs
+from reconv.cli.options import (
+    DEVICE_HELP,
+    Command,
+    Override,
+    json_option,
+    parse_settings,
+    print_note,
+    set_option,
+    start_kernel_compiler,
+    stop_after_option,
+)
+from reconv.cli.train import epochs_text, run_training, silence_torch, step_range, train
+from reconv.distributed.environment import read_launch_env
+
+
+@click.command(cls=Command)
+@click.argument("run", type=click.Path())
+@click.option("--data", metavar="DIR", type=click.Path(), help="Where the dataset is now [default: where it was].")
+@click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Extend the run to N epochs.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
+@click.option("--device", metavar="NAME", help=f"{DEVICE_HELP} [default: as before]")
+@click.option(
+    "--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine [default: as before]."
+)
+@click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines [default: as before].")
+@set_option
+@click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
+@stop_after_option
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+@json_option
+def resume(
+    run: str,
+    data: str | None,
+    epochs: float | None,
+    workers: int | None,
+    device: str | None,
+    devices: int | None,
+    nic: str | None,
+    settings: tuple[str, ...],
+    profile: str | None,
+    stop_after: str | None,
+    quiet: bool,
+    json_file: str | None,
+) -> int:
+    """Resume RUN from its newest checkpoint, bitwise where it stopped; a finished run has nothing to do.
+
+    Recipe, data and devices are those the run was started with. RUN is a run directory, or a directory of runs for
+    the newest one. Options given here apply to this command, also another number of devices.
+
+    \b
+    Examples:
+      reconv resume runs/quickstart/1
+      reconv resume runs/resnet50/1 --devices 4
+      reconv resume runs/quickstart/1 --epochs 50
+    """
+    from reconv.checkpoint.locate import find_run
+
+    run_dir = find_run(run)
+    stored = stored_options(run_dir.events)
+    options: list[Override] = [
+        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
+        ("data.num_workers", workers, "--workers"),
+        ("profile", "off" if profile is None else step_range(profile), "--profile"),
+    ]
+    overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
+    device = device or stored.get("device") or "auto"
+    if devices is None and read_launch_env().world_size == 1:
+        devices = _available(stored.get("devices"), device)
+    silence_torch()
+    start_kernel_compiler(device, devices)
+    args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic or stored.get("nic"), quiet, json_file)
+    return run_training(args, str(run_dir.path), True, stop_after)
+
+
+def stored_options(events: Path) -> dict[str, Any]:
+    """The values of --device, --devices and --nic in the last command of a run; empty if it was started in Python."""
+    from reconv.logging.events import AttemptStarted, read_events
+
+    commands = [event.command for event in read_events(events) if isinstance(event, AttemptStarted)]
+    options: dict[str, Any] = {}
+    for _, verb, *words in (command for command in commands if len(command) > 1):
+        parser = {"train": train, "resume": resume}.get(verb)
+        found = {} if parser is None else parser.make_context(verb, words, resilient_parsing=True).params
+        # `resume` takes what it does not name from the command before.
+        given = {name: found.get(name) for name in ("device", "devices", "nic")}
+        options |= given if verb == "train" else {name: value for name, value in given.items() if value is not None}
+    return options
+
+
+def _available(devices: int | None, device: str) -> int | None:
+    """The number of devices of the stored command, or as many as this machine has."""
+    from reconv.device import count_devices, device_kind
+
+    here = count_devices(device_kind(device)) if devices is not None else None
+    if devices is None or here is None or devices <= here:
+        return devices
+    print_note(f"the run used {devices} devices, and this machine has {here}: using {here}")
+    return here
