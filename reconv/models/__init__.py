@@ -94,6 +94,12 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
     return whole.with_groups()
 
 
+def supports_zero_gamma(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a network is a ResNet whose blocks end in a norm: v2 has it before the convolutions."""
+    spec = _SPECS.get(name)
+    return isinstance(spec, resnet.ResNetSpec) and options.get("version", spec.version) != "v2"
+
+
 def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """A network's named stages; an external network is one stage."""
     return model.stages() if isinstance(model, ReconvModel) else [("network", model)]

@@ -57,7 +57,7 @@ def test_a_broken_preset_is_named() -> None:
 
 def test_presets_are_found_by_name_in_the_folders_of_their_vendors() -> None:
     files = sorted(PRESETS.rglob("*.yaml"))
-    assert {path.parent.name for path in files} == {"nvidia", "habana", "graphcore", "torchvision", "reconv"}
+    assert {path.parent.name for path in files} == {"nvidia", "habana", "graphcore", "reconv"}
     assert preset_names() == sorted(path.stem for path in files), "no name twice"
     assert len(files) > 90
     assert [preset_path(path.stem) for path in files] == files
@@ -216,6 +216,12 @@ def test_the_ssd_presets_are_the_published_recipes(
     assert (optimizer.momentum, optimizer.weight_decay, optimizer.weight_decay_exclude) == (0.9, 5e-4, "none")
     rates = [learning_rate(plan.schedule, epoch * steps_per_epoch) for epoch in (0, 5, 39, 40, 50, 63)]
     assert rates == pytest.approx([0, peak, peak, peak / 10, peak / 100, peak / 100])
+
+
+def test_house_recipes_start_residual_blocks_at_zero_and_vendor_presets_as_published() -> None:
+    started = {name for name in preset_names() if load(name).recipe.model.zero_init_last}
+    assert started == {f"resnet{depth}" for depth in (18, 34, 50, 101, 152)}
+    assert {preset_path(name).parent.name for name in started} == {"reconv"}
 
 
 def test_a_preset_that_extends_another_changes_only_what_it_sets() -> None:

@@ -23,7 +23,7 @@ from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.trace_kernels import trace_kernels
-from reconv.models import build_model, model_spec
+from reconv.models import build_model, model_spec, supports_zero_gamma
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,
     activation_bytes_per_image,
@@ -107,6 +107,8 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
         raise RecipeError("model.options.num_classes cannot be set: it follows from the data", then="leave it out")
     if recipe.data.preprocess.channels != 3:
         options.setdefault("in_channels", recipe.data.preprocess.channels)
+    if recipe.model.zero_init_last and supports_zero_gamma(recipe.model.name, options):
+        options.setdefault("zero_gamma", "always")
     if recipe.task == "detection":  # the background is a class of the network, not of the data
         return {**options, **detector_options(recipe), "num_classes": num_classes + 1}
     return {**options, "num_classes": num_classes}

@@ -52,3 +52,22 @@ def test_fused_kernels_are_the_default_on_gpu_with_native_dtypes(settings: dict[
 def test_fused_kernels_with_torch_compile_or_emulated_dtypes_are_an_error(other: dict[str, str]) -> None:
     with pytest.raises(RecipeError, match=r"engine\.fused_kernels"):
         recipe(engine__fused_kernels="on", **other)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "num_zeros"),
+    [
+        ("resnet10", {}, 4),
+        ("resnet10", {"model.options.zero_gamma": "never"}, 0),
+        ("resnet10", {"model.options.version": "v2"}, 0),
+        ("mobilenet_v2", {}, 0),
+    ],
+)
+def test_the_house_recipe_starts_the_last_norm_of_each_resnet_block_at_zero(
+    model: str, options: dict[str, str], num_zeros: int
+) -> None:
+    settings = {"model.name": model, **options}
+    house = load("resnet50", [(field, value, "--set") for field, value in settings.items()]).recipe
+    network = build_network(house, 10, open_device("cpu"))
+    norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
+    assert sum(bool((norm.weight == 0).all()) for norm in norms) == num_zeros
