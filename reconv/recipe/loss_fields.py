@@ -12,6 +12,8 @@ from reconv.recipe.units import Listed, PositiveFloat, Section
 class LossConfig(Section):
     """The loss of classification."""
 
+    name: Literal["cross_entropy", "bce"] = "cross_entropy"
+    """`bce` is the binary cross-entropy of each class, as timm's --bce-loss."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
     """Label smoothing in training."""
     smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
@@ -21,4 +23,9 @@ class LossConfig(Section):
         "none"
     )
     """Weight of each class, as `weight` of torch's cross_entropy: one number per class in the order of the class names,
-    or `balanced`, samples / (classes x samples of the class) in the training set, as in scikit-learn."""
+    or `balanced`, samples / (classes x samples of the class) in the training set, as in scikit-learn. With bce it is
+    `pos_weight`, and `balanced` is negatives / positives."""
+    bce_target_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """bce: targets above this become 1 and others 0, after smoothing and mixing; null leaves them as they are."""
+    bce_sum: bool = False
+    """bce: sum the loss over the classes instead of averaging it."""

@@ -130,7 +130,11 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
     if model.trainable and model.freeze_backbone:
         text = "trains only the head, but model.trainable names parameters; set one of them"
         yield Contradiction(("model.freeze_backbone", "model.trainable"), text)
-    if distill.teacher is not None and recipe.loss.class_weights != "none":
+    loss = recipe.loss
+    for name, is_given in (("bce_target_threshold", loss.bce_target_threshold is not None), ("bce_sum", loss.bce_sum)):
+        if is_given and loss.name != "bce":
+            yield Contradiction((f"loss.{name}", "loss.name"), f"is for bce, but loss.name is {loss.name}")
+    if distill.teacher is not None and loss.name == "cross_entropy" and loss.class_weights != "none":
         text = "divides the loss by the weights of the samples, which the loss of distill.teacher does not have"
         yield Contradiction(("loss.class_weights", "distill.teacher"), text)
     if distill.teacher_recipe is not None and distill.teacher is None:
@@ -309,6 +313,7 @@ def _detection(recipe: Recipe) -> Iterator[Contradiction]:
         "augment.cutmix.alpha": augment.cutmix.enabled,
         "loss.label_smoothing": recipe.loss.label_smoothing > 0,
         "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
+        "loss.name": recipe.loss.name != "cross_entropy",
         "loss.class_weights": recipe.loss.class_weights != "none",
         "distill.teacher": recipe.distill.teacher is not None,
         "evaluate.tta": recipe.evaluate.tta != "none",

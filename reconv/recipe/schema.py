@@ -45,6 +45,8 @@ class ModelConfig(Section):
     """Name of the network, as `reconv.models` or timm:NAME or torchvision:NAME has it."""
     options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
     """Keyword arguments of the network's builder; they are checked when the network is built."""
+    zero_init_last: bool = False
+    """Initialize the last norm of each residual block to zero, in ResNets; model.options.zero_gamma overrides it."""
     init: str | None = None
     """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
     freeze_backbone: bool = False

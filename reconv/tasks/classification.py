@@ -1,4 +1,5 @@
-"""Image classification: cross-entropy loss with label smoothing, class weights, auxiliary heads and distillation.
+"""Image classification: cross-entropy, plain or binary, with label smoothing, class weights, auxiliary heads and
+distillation.
 
 Losses and training metrics are sums over samples. With class weights the loss is divided by what torch's
 `cross_entropy(weight=...)` divides by: the weights of the samples' classes, or for mixed targets the number of samples.
@@ -19,6 +20,7 @@ from reconv.errors import RecipeError, UsageError
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
 from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.task import LossSums
 
@@ -28,7 +30,7 @@ AUX_LOSS_WEIGHT = 0.3  # of auxiliary heads of other packages' models, as in the
 
 @dataclass(frozen=True, slots=True)
 class ClassificationTask:
-    """Cross-entropy classification. Batches contain `images`, `targets` and, with mixup or cutmix, `soft_targets`."""
+    """Classification into one class per image. Batches contain `images`, `targets` and, if mixed, `soft_targets`."""
 
     num_classes: int
     label_smoothing: float = 0.0
@@ -36,6 +38,7 @@ class ClassificationTask:
     metric: str = "top1"
     teacher: Teacher | None = None  # in training only
     class_weights: Tensor | None = None  # float32 [num_classes] on the device of the batches; in training only
+    bce: BinaryCrossEntropy | None = None  # instead of the plain cross-entropy
     mixes_targets: bool = False  # batches will have `soft_targets`
 
     def __post_init__(self) -> None:
@@ -54,12 +57,12 @@ class ClassificationTask:
         return to_accumulate_dtype(self.class_weights[batch["targets"]]).sum()
 
     def loss(self, outputs: Any, batch: Batch) -> LossSums:
-        """The cross-entropy sum, in at least fp32, and the number of correct predictions."""
-        main, aux_logits, aux_weight = _split_outputs(outputs)
-        logits = _at_least_float32(main)
-        loss = self._cross_entropy(logits, batch)
+        """The sum of the losses, in at least fp32, and the number of correct predictions."""
+        main, aux_logits, aux_weight = split_outputs(outputs)
+        logits = at_least_float32(main)
+        loss = self._loss(logits, batch)
         for aux in aux_logits:
-            loss = loss + aux_weight * self._cross_entropy(_at_least_float32(aux), batch)
+            loss = loss + aux_weight * self._loss(at_least_float32(aux), batch)
         if self.teacher is not None:
             loss = self.teacher.distillation_loss(loss, logits, batch["images"])
         correct = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
@@ -69,11 +72,15 @@ class ClassificationTask:
         """The divisor of the training metrics, where it is not the weight."""
         return {} if self.class_weights is None else {_NUM_SAMPLES: torch.full_like(like, num_samples)}
 
-    def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
         targets = batch.tensors.get("soft_targets", batch["targets"])
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
         smoothing = self._torch_label_smoothing(logits.shape[1])
+        if self.bce is not None:
+            if not targets.is_floating_point():
+                targets = F.one_hot(targets, logits.shape[1]).to(logits.dtype)
+            return self.bce(logits, targets * (1 - smoothing) + smoothing / logits.shape[1])
         weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
         return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
 
@@ -95,7 +102,7 @@ class ClassificationTask:
         return {name: value / num_samples for name, value in sums.items() if name != _NUM_SAMPLES}
 
 
-def _split_outputs(outputs: Any) -> AuxOutput:
+def split_outputs(outputs: Any) -> AuxOutput:
     """The logits, the auxiliary heads' logits, and the weight of an auxiliary loss, of a model in training mode.
 
     Models of other packages return named tuples of `logits` and `aux_logits...`, None for a disabled head.
@@ -116,6 +123,7 @@ def _split_outputs(outputs: Any) -> AuxOutput:
     return AuxOutput(fields["logits"], tuple(heads.values()), AUX_LOSS_WEIGHT)
 
 
-def _at_least_float32(outputs: Any) -> Tensor:
+def at_least_float32(outputs: Any) -> Tensor:
+    """Logits for a loss: half precision becomes float32."""
     logits: Tensor = outputs
     return logits if logits.dtype == torch.float64 else logits.float()

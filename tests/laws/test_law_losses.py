@@ -37,6 +37,7 @@ WEIGHTS = {
 CASES = {
     "weights": WEIGHTS,
     "mixed weights": {**WEIGHTS, "augment.mixup.alpha": "0.3"},
+    "bce": {"loss.name": "bce", "loss.class_weights": "balanced", "augment.cutmix.alpha": "1.0"},
 }
 each_case = pytest.mark.parametrize("settings", [pytest.param(case, id=name) for name, case in CASES.items()])
 

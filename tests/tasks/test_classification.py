@@ -14,7 +14,8 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.models import build_model
-from reconv.tasks.class_weights import balanced_class_weights
+from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
+from reconv.tasks.class_weights import balanced_class_weights, balanced_pos_weights
 from reconv.tasks.classification import ClassificationTask
 
 SmoothOver = Literal["all-classes", "other-classes"]
@@ -85,6 +86,40 @@ def test_class_weights_give_the_mean_of_torch(smoothing: float, soft_targets: li
     correct = (LOGITS.argmax(1) == batch["targets"]).double().mean().item()
     logged = {name: float(value) for name, value in sums.metrics.items()}
     assert task.train_metrics(logged, float(task.weight(batch))) == {"top1": correct}
+
+
+def timm_bce(targets: list[list[float]], threshold: float | None, sum_classes: bool, pos: list[float]) -> float:
+    """The sum over samples, by the formula."""
+    total = 0.0
+    for logits, row in zip(LOGITS.tolist(), targets, strict=True):
+        for logit, target, weight in zip(logits, row, pos, strict=True):
+            target = target if threshold is None else float(target > threshold)
+            log_p, log_not_p = -math.log1p(math.exp(-logit)), -math.log1p(math.exp(logit))
+            total -= weight * target * log_p + (1 - target) * log_not_p
+    return total if sum_classes else total / NUM_CLASSES
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+@pytest.mark.parametrize("sum_classes", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_bce_of_plain_and_mixed_labels(threshold: float | None, sum_classes: bool, mixed: bool) -> None:
+    pos = [0.5, 2.0, 1.5, 0.1, 3.0]
+    task = ClassificationTask(
+        NUM_CLASSES, SMOOTHING, bce=BinaryCrossEntropy(threshold, sum_classes, torch.tensor(pos)), mixes_targets=mixed
+    )
+    one_hot = [smoothed("all-classes", target) for target in range(NUM_CLASSES)]
+    rows = [one_hot[target] for target in TARGETS]
+    if mixed:
+        rows = [[sum(w * one_hot[c][k] for c, w in enumerate(mix)) for k in range(NUM_CLASSES)] for mix in MIXED]
+    batch = example_batch(MIXED if mixed else None)
+    expected = timm_bce(rows, threshold, sum_classes, pos)
+    assert task.loss(LOGITS, batch).loss.item() == pytest.approx(expected, rel=1e-6)
+    assert task.weight(batch) == 3
+
+
+def test_balanced_pos_weights_are_negatives_by_positives() -> None:
+    assert balanced_pos_weights(np.repeat([0, 1], [8, 2]), 3) == (2 / 8, 8 / 2, 1.0)
+    assert balanced_pos_weights(np.array([[1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 1, 0]]), 3) == (3.0, 1.0, 3.0)
 
 
 def test_the_weight_of_a_batch_is_the_sum_of_its_parts_bit_for_bit() -> None:

@@ -18,7 +18,8 @@ from reconv.errors import RecipeError
 from reconv.metrics.coco_eval import require_coco_eval
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.schema import Recipe
-from reconv.tasks.class_weights import balanced_class_weights
+from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
+from reconv.tasks.class_weights import balanced_class_weights, balanced_pos_weights
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 from reconv.tasks.distillation import Teacher
@@ -39,12 +40,15 @@ def build_task(
     if recipe.task == "detection":
         return build_detection(recipe, dataset, device)
     loss = recipe.loss
+    weights = None if class_weights is None else torch.tensor(class_weights, device=device.torch)
+    uses_bce = loss.name == "bce"
     return ClassificationTask(
         len(dataset.class_names),
         loss.label_smoothing,
         loss.smooth_over,
         teacher=teacher,
-        class_weights=None if class_weights is None else torch.tensor(class_weights, device=device.torch),
+        class_weights=None if uses_bce else weights,
+        bce=BinaryCrossEntropy(loss.bce_target_threshold, loss.bce_sum, weights) if uses_bce else None,
         mixes_targets=recipe.augment.mixes,
     )
 
@@ -55,7 +59,8 @@ def training_class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...
     if given == "none":
         return None
     if given == "balanced":
-        return balanced_class_weights(all_targets(dataset), len(dataset.class_names))
+        weights = balanced_pos_weights if recipe.loss.name == "bce" else balanced_class_weights
+        return weights(all_targets(dataset), len(dataset.class_names))
     check_class_weights(recipe, dataset)
     return given
 
