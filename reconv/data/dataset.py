@@ -22,7 +22,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 NamedArrays = Mapping[str, npt.NDArray[Any]]  # each with one row per sample
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "test"]
 
 BACKGROUND = "background"
 

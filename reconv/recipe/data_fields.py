@@ -75,6 +75,12 @@ class DataConfig(Section):
     of samples, repeating those of small classes. The length of an epoch stays the size of the training set."""
     drop_last: bool = True
     """Drop the samples of an epoch that do not fill the last batch; false fills it with samples of the next epoch."""
+    validation_split: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Fraction of the images to hold out for validation if the data has no validation split of its own, in every class
+    and by a hash of each image's path, so that images stay where they are when files are added."""
+    split_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Chooses which images `validation_split` holds out; the recipe's `seed` does not, so runs with other seeds are
+    validated on the same images."""
     subset_percent: Annotated[float, Field(gt=0, le=100)] = 100
     """Percentage of the training samples to train on."""
     epoch_samples: Positive | None = None

@@ -64,6 +64,7 @@ PROBLEMS: dict[ProblemKind, str] = {
 _NEVER_TOLERATED: dict[Split, tuple[str, ...]] = {
     "train": ("unknown-class", "not-finite"),
     "val": ("unknown-class", "not-finite", "swapped"),
+    "test": ("unknown-class", "not-finite", "swapped"),
 }
 
 
@@ -261,7 +262,7 @@ def apply_box_policies(table: BoxTable, data: DataConfig, split: Split) -> tuple
         if len(rows) and (data.bad_boxes == "stop" or not can_be_tolerated):
             raise _bad_box_error(table, kind, bad_boxes, can_be_tolerated)
     all_images = np.arange(len(table))
-    if split == "val":
+    if split != "train":
         return table, all_images, ()
     notes: list[str] = []
     kept = table

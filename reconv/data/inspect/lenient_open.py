@@ -25,8 +25,9 @@ from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, read_
 from reconv.data.readers.detection.coco import read_coco
 from reconv.data.readers.detection.voc import read_voc
 from reconv.data.readers.detection.yolo import read_yolo
-from reconv.data.readers.folder import is_image_name, split_folder
+from reconv.data.readers.folder import SplitPlace, has_class_folders, is_image_name, locate_split, split_folder
 from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -70,7 +71,7 @@ def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, D
     if (read_split := find_box_reader(detected)) is not None:
         return dict(_open_with_boxes(detected, read_split, report))
     if detected.kind == "folder":
-        return _open_folder(detected.path, report)
+        return _open_folder(detected.path, data, report)
     return _open_readable(lambda split: open_dataset(data.source, Path(path), split, data), report)
 
 
@@ -146,20 +147,37 @@ def _box_issues(split: Split, table: BoxTable) -> Iterator[DataIssue]:
         yield DataIssue("warning", "unannotated", f"images in {split} without a box", named, len(empty))
 
 
-def _open_folder(root: Path, report: Report) -> dict[Split, Dataset]:
-    listings = {split: FolderListing(folder) for split in SPLITS if (folder := split_folder(root, split)) is not None}
-    if "val" not in listings:
-        report(DataIssue("error", "no-validation", "there is no val/ or validation/ beside train/", (str(root),)))
-    names = listings["train"].class_names
-    unknown = [name for name in (listings["val"].class_names if "val" in listings else ()) if name not in names]
+def _open_folder(root: Path, data: DataConfig, report: Report) -> dict[Split, Dataset]:
+    places = dict(_folder_places(root, report))
+    listings = {folder: FolderListing(folder) for folder in {place.folder for place in places.values()}}
+    names = listings[places["train" if "train" in places else "val"].folder].class_names
+    present = dict.fromkeys(name for place in places.values() for name in listings[place.folder].class_names)
+    unknown = [name for name in present if name not in names]
     if unknown:
         text = "classes in validation that training does not have"
         report(DataIssue("error", "unknown-class", text, tuple(unknown)))
-    for split, listing in listings.items():
-        for issue in listing.issues(split):
+    for folder, listing in listings.items():
+        users = " and ".join(split for split, place in places.items() if place.folder == folder)
+        for issue in listing.issues(users):
             if issue.paths:
                 report(issue)
-    return {split: LenientFolderDataset(listing, (*names, *unknown)) for split, listing in listings.items()}
+    return {
+        split: LenientFolderDataset(listings[place.folder], (*names, *unknown), root, split, place, data)
+        for split, place in places.items()
+    }
+
+
+def _folder_places(root: Path, report: Report) -> Iterator[tuple[Split, SplitPlace]]:
+    """Where each split is; test/ is left out if it is used for validation."""
+    if not has_class_folders(root) and split_folder(root, "train") is None:
+        report(DataIssue("warning", "no-training", "there is no train/: this data can only be evaluated", (str(root),)))
+    else:
+        yield "train", locate_split(root, "train")
+    val = locate_split(root, "val")
+    yield "val", val
+    test = split_folder(root, "test")
+    if test not in (None, val.folder) and not has_class_folders(root):
+        yield "test", locate_split(root, "test")
 
 
 class FolderListing:
@@ -181,7 +199,7 @@ class FolderListing:
                 self._broken_links.append(entry.path)
         self.class_names = tuple(sorted(self.files))
 
-    def issues(self, split: Split) -> tuple[DataIssue, ...]:
+    def issues(self, split: str) -> tuple[DataIssue, ...]:
         """Possible issues of the split; those without paths did not occur."""
         empty = tuple(name for name in self.class_names if not self.files[name])
         extensions = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in self._ignored)
@@ -225,15 +243,27 @@ class LenientFolderDataset:
 
     kind = "folder"
 
-    def __init__(self, listing: FolderListing, class_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        listing: FolderListing,
+        class_names: tuple[str, ...],
+        root: Path,
+        split: Split,
+        place: SplitPlace,
+        data: DataConfig,
+    ) -> None:
         self.class_names = class_names
-        self.origin = f"image folders at {listing.folder.parent}"
         self._folder = listing.folder
         numbers = {name: number for number, name in enumerate(class_names)}
-        self._targets, self._files = array("i"), list[str]()
-        for name in listing.class_names:
-            self._files += listing.files[name]
-            self._targets.extend([numbers[name]] * len(listing.files[name]))
+        samples = [(numbers[name], file) for name in listing.class_names for file in listing.files[name]]
+        note = place.note
+        if place.is_shared:
+            paths = (f"{class_names[target]}/{file}" for target, file in samples)
+            targets = np.array([target for target, _ in samples], np.int64)
+            kept, note = ValidationSplit.of(data).select(split, paths, targets, str(root))
+            samples = [sample for sample, is_kept in zip(samples, kept, strict=True) if is_kept]
+        self._targets, self._files = array("i", (target for target, _ in samples)), [file for _, file in samples]
+        self.origin = f"image folders at {root}" + (f"; {note}" if note else "")
 
     def __len__(self) -> int:
         return len(self._files)

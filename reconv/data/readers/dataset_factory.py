@@ -36,7 +36,6 @@ from reconv.recipe.data_fields import DataConfig
 NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
-    "folder": FolderDataset,
     "packed": PackedDataset,
     "tfrecord": partial(ShardDataset, TFRECORD),
     "tar": open_tar,
@@ -58,7 +57,7 @@ def open_dataset(kind: str, path: Path | None, split: Split, data: DataConfig, b
     dataset = _open(kind, path, split, data, boxes)
     if data.background_class:
         dataset = with_background(dataset)
-    return dataset if split == "val" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)
+    return dataset if split != "train" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)
 
 
 def with_background(dataset: Dataset) -> Dataset:
@@ -101,6 +100,8 @@ def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: b
         return _BOX_OPENERS[detected.kind](detected.path, split, data, detected.why)
     if not boxes and detected.layout is not None:
         return open_cifar(detected.layout, detected.path, split, detected.why)
+    if not boxes and detected.kind == "folder":
+        return FolderDataset(detected.path, split, detected.why, data)
     if boxes or detected.kind not in _OPENERS:
         raise _wrong_task(detected, boxes)
     return _OPENERS[detected.kind](detected.path, split, detected.why)

@@ -13,7 +13,7 @@ from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
 from reconv.data.readers.detection.coco import detect_coco
 from reconv.data.readers.detection.voc import detect_voc
 from reconv.data.readers.detection.yolo import detect_yolo
-from reconv.data.readers.folder import is_image_name, split_folder
+from reconv.data.readers.folder import has_class_folders, is_image_name, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
 from reconv.data.readers.packed import is_packed
@@ -70,7 +70,20 @@ def _candidates(path: Path) -> list[DetectedDataset]:
             # Both formats of CIFAR hold the same samples; binary loads faster, and LAYOUTS lists it first.
             order = {layout.folder: rank for rank, layout in enumerate(LAYOUTS)}
             return sorted(found, key=lambda hit: order[hit.layout.folder] if hit.layout else len(order))
+        if level == 0 and _has_only_class_folders(path):
+            break  # nothing else can be below, and a million files need not be listed again
+    for level in range(_LEVELS_DOWN + 1):
+        found = [hit for folder in _folders_at(path, level) for hit in _detect_unsplit_images(folder)]
+        if found:
+            return found
     return []
+
+
+def _has_only_class_folders(path: Path) -> bool:
+    """Whether the folders in `path` hold images and nothing else."""
+    folders = _subfolders(path)
+    contents = [listing(folder) for folder in folders if os.access(folder, os.R_OK | os.X_OK)]
+    return bool(folders) and all(files and not inner and all(map(is_image_name, files)) for files, inner in contents)
 
 
 def _detect_in(folder: Path) -> Iterator[DetectedDataset]:
@@ -120,6 +133,18 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
         yield DetectedDataset("csv", folder, f"{tables[0]} has the columns file and label")
     if train is not None and (inner or not (shards or tables)):
         yield DetectedDataset("folder", folder, "it has train/")
+
+
+def _detect_unsplit_images(folder: Path) -> Iterator[DetectedDataset]:
+    """Class folders without train/: all images in one place, or a validation set alone. Checked last."""
+    try:
+        if has_class_folders(folder):
+            yield DetectedDataset("folder", folder, "its folders hold images, and none is called train/ or val/")
+        elif (own := split_folder(folder, "val") or split_folder(folder, "test")) is not None and listing(own)[1]:
+            yield DetectedDataset("folder", folder, f"it has {own.name}/ and no train/")
+    except DataError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
 
 
 def _folders_at(path: Path, level: int) -> list[Path]:
@@ -184,9 +209,10 @@ def _not_detected(path: Path, wanted: str) -> DataError:
         else "--data DIR with train/ and val/ in it; docs/data.md lists all formats"
     )
     if wanted in ("auto", "folder") and not others and (image := _find_image(path)) is not None:
-        why = f"it has images ({image}), but neither train/CLASS/ and val/CLASS/ nor a file with classes or boxes"
+        why = f"it has images ({image}), but neither folders for the classes nor a file with classes or boxes"
         then = (
-            "sort them so, or list them in a CSV file with the columns file and label; docs/data.md lists all formats"
+            "sort them into a folder per class, or list them in a CSV file with the columns file and label; "
+            "docs/data.md lists all formats"
         )
     if has_imagenet_archives(path):
         why, then = (

@@ -1,4 +1,4 @@
-"""Image folders: train/<class>/..., and val/ or validation/ beside it.
+"""Image folders: train/<class>/... and val/<class>/..., or only <class>/..., and then a share is held out.
 
 Samples are in the order of class name, then path, so every machine with the same files sees the same indices. A class
 folder without images is an error, and so is a broken link: training must not run on a part of the data unnoticed.
@@ -9,20 +9,28 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
+from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import read, unreadable
+from reconv.data.storage.local import listing, read, unreadable
 from reconv.errors import DataError
+from reconv.recipe.data_fields import DataConfig
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
-SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation")}
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid"),
+    "test": ("test",),
+}
 
 _SUFFIXES = tuple(f".{extension}" for extension in EXTENSIONS)
+_SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
 
 
 def is_image_name(name: str) -> bool:
@@ -35,17 +43,71 @@ def split_folder(root: Path, split: Split) -> Path | None:
     return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
 
 
+def has_class_folders(root: Path) -> bool:
+    """Whether folders of images lie directly in `root`, without folders for the splits.
+
+    A folder called train that holds images and no folders is a class, if there are others.
+    """
+    _, folders = listing(root)
+    if any(_listing_or_none(root / name)[1] for name in folders if name in _SPLIT_NAMES):
+        return False
+    return any(_holds_images(root / name) for name in folders if name not in _SPLIT_NAMES)
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(is_image_name(name) for name in _listing_or_none(folder)[0])
+
+
+def _listing_or_none(folder: Path) -> tuple[list[str], list[str]]:
+    """The files and folders in a folder; nothing if it may not be read."""
+    try:
+        return listing(folder)
+    except DataError:
+        return [], []
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlace:
+    """Where the images of a split are."""
+
+    folder: Path
+    is_shared: bool = False  # with the other split: a share of the images is held out for validation
+    note: str = ""
+
+
+def locate_split(root: Path, split: Split) -> SplitPlace:
+    """The folder with a split's class folders; without val/ that is test/ for validation, else the one of training."""
+    if has_class_folders(root):
+        return SplitPlace(root, is_shared=True)
+    train, own, test = (split_folder(root, name) for name in ("train", split, "test"))
+    if own is not None:
+        is_shared = split == "train" and test is None and split_folder(root, "val") is None
+        return SplitPlace(own, is_shared)
+    if split == "val" and test is not None:
+        return SplitPlace(test, note="no val/: test/ is used for validation")
+    if split == "val" and train is not None:
+        return SplitPlace(train, is_shared=True)
+    names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
+    raise DataError(
+        f"no {names} under {root}",
+        where=str(root),
+        why="image folders are train/<class>/... and val/<class>/... (or validation/, valid/), or <class>/... alone",
+        then="give the folder that holds them: --data DIR",
+    )
+
+
+_DEFAULTS = DataConfig()
+
+
 class FolderDataset(FileBacked):
     """One split of a tree of image files; the index takes 12 bytes per sample plus the file name."""
 
     kind = "folder"
 
-    def __init__(self, root: Path, split: Split, why: str = "") -> None:
-        self._folder = _find_split(root, split)
-        self.class_names = _class_folders(_find_split(root, "train"))
-        self.origin = f"image folders at {root}" + (f" ({why})" if why else "")
-        present = self.class_names if split == "train" else _class_folders(self._folder)
-        _check_known_classes(self._folder, present, self.class_names)
+    def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
+        place = locate_split(root, split)
+        self._folder = place.folder
+        present, self.class_names = _classes(root, place, split)
         numbers = {name: number for number, name in enumerate(self.class_names)}
         targets = array("i")
         broken: list[str] = []
@@ -59,6 +121,16 @@ class FolderDataset(FileBacked):
         self._names = FileList(files())
         _check_broken(self._folder, broken)
         self.targets = np.frombuffer(targets, np.int32)
+        note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
+        self.origin = f"image folders at {root}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
+
+    def _hold_out(self, split: Split, rule: ValidationSplit) -> str:
+        """Keep the samples of one split of a folder that has both; returns a sentence about it."""
+        paths = (f"{self.class_names[target]}/{name}" for name, target in zip(self._names, self.targets, strict=True))
+        kept, note = rule.select(split, paths, self.targets, str(self._folder))
+        self._names = FileList(name for name, is_kept in zip(self._names, kept, strict=True) if is_kept)
+        self.targets = self.targets[kept]
+        return note
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -91,17 +163,15 @@ class FolderDataset(FileBacked):
         return digest_files(self.class_names, self._names, self.targets, self.path)
 
 
-def _find_split(root: Path, split: Split) -> Path:
-    folder = split_folder(root, split)
-    if folder is None:
-        names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
-        raise DataError(
-            f"no {names} under {root}",
-            where=str(root),
-            why="image folders are train/<class>/... and val/<class>/... (or validation/)",
-            then="give the folder that holds train/ and val/: --data DIR",
-        )
-    return folder
+def _classes(root: Path, place: SplitPlace, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The class folders of a split, and the class names of training; without a training set they are the same."""
+    present = _class_folders(place.folder)
+    train = split_folder(root, "train")
+    if place.is_shared or split == "train" or train is None:
+        return present, present
+    known = _class_folders(train)
+    _check_known_classes(place.folder, present, known)
+    return present, known
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import CheckReport, check, class_tiles
 from reconv.data.inspect.lenient_open import SPLITS, DataIssue
 from reconv.data.readers.dataset_factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -117,11 +118,24 @@ def test_everything_training_refuses_is_reported_at_once(tree: Path) -> None:
     assert issues["stray"].paths == (str(tree / "train/stray.jpg"),)
 
 
-def test_missing_validation_is_an_error_and_training_is_checked(tree: Path) -> None:
-    (tree / "val").rename(tree / "elsewhere")
+def test_without_validation_the_held_out_images_are_checked(tree: Path) -> None:
+    (tree / "val").rename(tree.parent / "elsewhere")
     checked = run_check(tree)
-    assert found(checked).keys() == {"no-validation"}
-    assert checked.splits["train"].num_samples == 11
+    assert found(checked).keys() == set()
+    assert "about 20% of each class is held out" in checked.origin
+    for split in SPLITS:
+        trained_on = FolderDataset(tree, split)
+        assert [checked.datasets[split][i].name for i in range(len(checked.datasets[split]))] == [
+            trained_on.path(i) for i in range(len(trained_on))
+        ]
+
+
+def test_class_folders_alone_and_validation_sets_alone_are_checked(tree: Path) -> None:
+    whole = run_check((tree / "train").rename(tree.parent / "flat"))
+    assert {split: len(dataset) > 0 for split, dataset in whole.datasets.items()} == {"train": True, "val": True}
+    checked = run_check(tree)
+    assert list(checked.datasets) == ["val"]
+    assert found(checked).keys() == {"no-training"} and not checked.errors
 
 
 def test_suspicious_labels_are_warnings(tree: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,26 +87,56 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
         assert caught.value.code == ExitCode.DATA
 
 
-@pytest.mark.parametrize("place", ["1.jpg", "cat/1.JPEG", "2024/cat/1.png"])
+@pytest.mark.parametrize("place", ["1.jpg", "photos.d/1.txt/2024/cat/1.png"])
 def test_images_in_no_known_layout_are_explained(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).touch()
     with pytest.raises(DataError, match="no data recognized") as caught:
         detect(tmp_path)
-    assert f"images ({place})" in caught.value.why and "train/CLASS/" in caught.value.why
+    assert (f"images ({place})" in caught.value.why) == (place == "1.jpg")
     with pytest.raises(DataError) as caught:
         detect(tmp_path, "cifar10")
     assert "images" not in caught.value.why
+
+
+@pytest.mark.parametrize("inner", ["", "flowers", "downloads/flowers"])
+def test_class_folders_without_splits_are_found_at_the_path_and_below(tmp_path: Path, inner: str) -> None:
+    for name in ("rose", "tulip"):
+        (tmp_path / inner / name).mkdir(parents=True)
+        (tmp_path / inner / name / "1.jpg").touch()
+    found = detect(tmp_path)
+    assert (found.kind, found.path) == ("folder", tmp_path / inner)
+    assert "folders hold images" in found.why
+
+
+def test_known_formats_are_preferred_to_class_folders(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "binary")
+    (tmp_path / "previews").mkdir()
+    (tmp_path / "previews" / "1.jpg").touch()
+    assert detect(tmp_path).path == folder
+
+
+def test_a_class_called_train_is_not_a_split(tmp_path: Path) -> None:
+    for name in ("train", "car"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.jpg").touch()
+    dataset = open_dataset("auto", tmp_path, "train", DataConfig())
+    assert dataset.class_names == ("car", "train")
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
+def test_a_validation_set_alone_is_found(tree: Path, name: str) -> None:
+    shutil.rmtree(tree / "train")
+    (tree / "val").rename(tree / name)
+    assert detect(tree).why == f"it has {name}/ and no train/"
+    dataset = open_dataset("auto", tree, "val", DataConfig())
+    assert (len(dataset), dataset.class_names) == (5, ("ant", "bee", "cat"))
+    with pytest.raises(DataError, match="no train/ under"):
+        open_dataset("auto", tree, "train", DataConfig())
 
 
 def test_without_a_path_the_error_says_what_to_type() -> None:
     with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
         open_dataset("cifar100", None, "train", DataConfig())
     assert "reconv data get cifar100" in caught.value.then
-
-
-def test_image_folders_without_validation_are_an_error(tree: Path) -> None:
-    (tree / "val").rename(tree / "holdout")
-    assert len(open_dataset("auto", tree, "train", DataConfig())) == 11
-    with pytest.raises(DataError, match="no val/ or validation/"):
-        open_dataset("auto", tree, "val", DataConfig())

@@ -1,0 +1,89 @@
+"""Which images are held out for validation where a dataset has no validation split.
+
+An image is held out if a hash of (`data.split_seed`, its path) is below `data.validation_split`. So it stays in its
+split when other files are added or removed, on every machine, and in runs with another `seed`: scores of several seeds
+are only comparable on the same images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reconv.data.dataset import Split
+from reconv.errors import DataError
+from reconv.random import key, uniforms
+from reconv.recipe.data_fields import DataConfig
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSplit:
+    """A share of the images, by the hash of their paths."""
+
+    fraction: float  # 1: all images are for validation
+    seed: int
+
+    @classmethod
+    def of(cls, data: DataConfig) -> ValidationSplit:
+        return cls(data.validation_split, data.split_seed)
+
+    def held_out(self, paths: Iterable[str], targets: npt.NDArray[np.integer] | None = None) -> Flags:
+        """Whether each image is held out; `paths` are relative to the dataset, `targets` are their classes, if any.
+
+        A class (or the whole set) of two or more images has at least one in each split; a single image is trained on.
+        """
+        hashes = np.array([_path_hash(path) for path in paths], np.uint64)
+        if self.fraction >= 1:
+            return np.ones(len(hashes), bool)
+        draws = uniforms(key(self.seed, "validation-split"), hashes, 1)[:, 0]
+        held_out: Flags = draws < self.fraction
+        classes = np.zeros(len(hashes), np.int64) if targets is None else targets.astype(np.int64)
+        order = np.lexsort((draws, classes))
+        starts = np.flatnonzero(np.diff(classes[order], prepend=-1))
+        for members in np.split(order, starts[1:]):  # of one class, in the order of their draws
+            if len(members) > 1:
+                held_out[members[0]], held_out[members[-1]] = True, False
+            else:
+                held_out[members] = False
+        return held_out
+
+    def select(
+        self, split: Split, paths: Iterable[str], targets: npt.NDArray[np.integer] | None, where: str
+    ) -> tuple[Flags, str]:
+        """Whether each image is in `split`, which must not be empty, and a sentence on the split for people."""
+        held_out = self.held_out(paths, targets)
+        num_val = int(held_out.sum())
+        if split == "test":
+            raise DataError(
+                "there is no test split", where=where, why="the data has one set of images", then="--split val"
+            )
+        if num_val in (0, len(held_out)) and self.fraction < 1:
+            raise DataError(
+                "no image can be held out for validation",
+                where=where,
+                why="there is no validation split, and no class has two images",
+                then="add images, or make train/CLASS/ and val/CLASS/",
+            )
+        return held_out == (split == "val"), self._describe(len(held_out) - num_val, num_val, targets is not None)
+
+    def _describe(self, num_train: int, num_val: int, by_class: bool) -> str:
+        if self.fraction >= 1:
+            return f"no train/ and val/: all {num_val:,} images are evaluated"
+        share = f"{100 * self.fraction:g}%" + (" of each class" if by_class else "")
+        return (
+            f"about {share} is held out for validation (data.validation_split, split_seed {self.seed}): "
+            f"{num_train:,} images for training, {num_val:,} for validation"
+        )
+
+
+def _path_hash(path: str) -> int:
+    """64 bits of a path's bytes, the same on every machine."""
+    name = os.fsencode(path.replace(os.sep, "/"))
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
