@@ -114,6 +114,7 @@ class Facts:
     cores: int = 1  # that this process may use
     device: str = ""  # kind of device; empty: unknown
     source: str = ""  # detected data source; empty: the recipe's
+    data_origins: tuple[str, ...] = ()  # what the data is, how it was recognized and split, for people
     cache: CacheSize | None = None  # None: samples are not cached
     num_val_left_out: int = 0  # by evaluate.num_samples
     decoder: Decoder = "pillow"  # for augment.decoder: auto
@@ -151,6 +152,7 @@ class Plan:
     sizes: tuple[tuple[int, int], ...]  # (first step, pixels) of training images
     freeze_steps: int = 0  # steps that train only the head; then all parameters are trained
     num_val_left_out: int = 0  # above 0: evaluations are partial
+    data_origins: tuple[str, ...] = ()  # what the data is, how it was recognized and split, for people
     alpha: float | None = None  # rmsprop's smoothing constant
     average: AveragingWindow | None = None  # None: checkpoints are not averaged
     cache: CacheSize | None = None  # None: samples are not cached
@@ -201,6 +203,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         num_train=facts.num_train,
         num_val=facts.num_val,
         num_val_left_out=facts.num_val_left_out,
+        data_origins=facts.data_origins,
         num_classes=facts.num_classes,
         world_size=copies,
         global_batch=recipe.batch.size,

@@ -17,6 +17,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
     lines = [
         f"{_batch(plan)}; {_rate(recipe, plan)}",
         _samples(recipe, plan),
+        *_data(plan),
         _groups(recipe, plan),
         _curve(recipe, plan),
         _points(recipe, plan),
@@ -104,6 +105,12 @@ def _published(recipe: Recipe, plan: Plan) -> list[str]:
         unit = {2: "samples x devices", 3: "samples x accumulation x devices"}.get(len(batch), "samples")
         lines.append(f"published with a batch of {factors} = {product:,} ({unit}){here}")
     return lines
+
+
+def _data(plan: Plan) -> list[str]:
+    """What the data is; validation only where it differs from training."""
+    titles = ("data", "validation data")
+    return [f"{title}: {origin}" for title, origin in zip(titles, dict.fromkeys(plan.data_origins), strict=False)]
 
 
 def _samples(recipe: Recipe, plan: Plan) -> str:

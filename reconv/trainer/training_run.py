@@ -225,6 +225,7 @@ def _plan_facts(
         num_classes=len(datasets.train.class_names),
         world_size=process_group.world_size,
         source=datasets.train.kind,
+        data_origins=(datasets.train.origin, datasets.val.origin),
         cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
         decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
