@@ -28,6 +28,7 @@ class TrainArgs:
     nic: str | None
     quiet: bool
     json_file: str | None
+    trust_code: bool
 
 
 def print_dry_run(args: TrainArgs, steps: int | None) -> int:
@@ -42,6 +43,7 @@ def print_dry_run(args: TrainArgs, steps: int | None) -> int:
         device=args.device,
         devices=args.devices,
         nic=args.nic,
+        trust_code=args.trust_code,
         on_event=None if args.quiet or args.json_file is not None else _print_event,
     )
     if read_launch_env().rank > 0:

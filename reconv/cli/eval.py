@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, model_options, percent, print_note, print_table
+from reconv.cli.options import (
+    Command,
+    emit_json,
+    json_option,
+    model_options,
+    percent,
+    print_note,
+    print_table,
+    trust_or_ask,
+)
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult
@@ -34,6 +43,7 @@ def eval_command(
     weights: str | None,
     best: bool,
     recipe: str | None,
+    trust_code: bool,
     json_file: str | None,
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
@@ -58,6 +68,7 @@ def eval_command(
         batch_size=batch_size,
         samples=samples,
         recipe=recipe,
+        trust_code=trust_or_ask(trust_code),
         log=print_note,
     )
     if json_file is not None:

@@ -8,12 +8,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from reconv.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    from reconv.custom_code import CodeSource, TrustCode
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -78,6 +81,9 @@ stop_after_option = click.option(
     "--stop-after",
     metavar="100step|3h",
     help="Save and end after these steps or epochs (2ep) of this command, or this time; the schedule stays.",
+)
+trust_option = click.option(
+    "--trust-code", is_flag=True, help="Import the code that the recipe of a run names, without asking."
 )
 
 
@@ -160,12 +166,25 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
     return "batch.size", size, "--batch-size"
 
 
+def trust_or_ask(trust_code: bool) -> TrustCode:
+    """Whether to import the code of a run: as the option says, else a question if there is a terminal."""
+    return trust_code or (_ask_for_trust if sys.stdin.isatty() and sys.stderr.isatty() else False)
+
+
+def _ask_for_trust(sources: Sequence[CodeSource]) -> bool:
+    click.echo("The recipe of this run names code that would be imported:", err=True)
+    for source in sources:
+        click.echo(f"  {source}", err=True)
+    return click.confirm("Import it?", default=False, err=True)
+
+
 def model_options(command: CommandFunction) -> CommandFunction:
     """The options that choose the weights of RUN and the device they run on."""
     for option in (
         click.option(
             "--recipe", metavar="NAME", shell_complete=complete_recipes, help="The recipe of a bare weights file."
         ),
+        trust_option,
         click.option("--best", is_flag=True, help="Use the best checkpoint instead of the newest."),
         click.option("--raw", "weights", flag_value="raw", help="Use the weights as trained."),
         click.option("--ema", "weights", flag_value="ema", help="Use the EMA weights (the default if there are any)."),

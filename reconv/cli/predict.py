@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, model_options, percent, print_note, print_table
+from reconv.cli.options import (
+    Command,
+    emit_json,
+    json_option,
+    model_options,
+    percent,
+    print_note,
+    print_table,
+    trust_or_ask,
+)
 from reconv.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ def predict(
     weights: str | None,
     best: bool,
     recipe: str | None,
+    trust_code: bool,
     json_file: str | None,
 ) -> None:
     """Predict the classes or boxes of images, or of every image in a folder.
@@ -72,6 +82,7 @@ def predict(
         weights=weights or "auto",
         best=best,
         recipe=recipe,
+        trust_code=trust_or_ask(trust_code),
         skip_bad=True,
         log=print_note,
     )

@@ -18,6 +18,8 @@ from reconv.cli.options import (
     set_option,
     start_kernel_compiler,
     stop_after_option,
+    trust_option,
+    trust_or_ask,
 )
 from reconv.cli.train import epochs_text, run_training, silence_torch, step_range, train
 from reconv.distributed.environment import read_launch_env
@@ -36,6 +38,7 @@ from reconv.distributed.environment import read_launch_env
 @set_option
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
 @stop_after_option
+@trust_option
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def resume(
@@ -49,6 +52,7 @@ def resume(
     settings: tuple[str, ...],
     profile: str | None,
     stop_after: str | None,
+    trust_code: bool,
     quiet: bool,
     json_file: str | None,
 ) -> int:
@@ -66,6 +70,7 @@ def resume(
     from reconv.checkpoint.locate import find_run
 
     run_dir = find_run(run)
+    _require_trust(run_dir.recipe, trust_code)
     stored = stored_options(run_dir.events)
     options: list[Override] = [
         ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
@@ -78,8 +83,20 @@ def resume(
         devices = _available(stored.get("devices"), device)
     silence_torch()
     start_kernel_compiler(device, devices)
-    args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic or stored.get("nic"), quiet, json_file)
+    nic = nic or stored.get("nic")
+    args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
     return run_training(args, str(run_dir.path), True, stop_after)
+
+
+def _require_trust(recipe: Path, trust_code: bool) -> None:
+    """Ask before the code that the recipe of a run names is imported, once for all processes."""
+    from reconv.custom_code import require_trust
+    from reconv.recipe.code_fields import code_references
+    from reconv.recipe.loader import load
+
+    saved = load(str(recipe)).recipe
+    if read_launch_env().rank == 0:
+        require_trust(code_references(saved), saved.code_path, trust_or_ask(trust_code), str(recipe))
 
 
 def stored_options(events: Path) -> dict[str, Any]:

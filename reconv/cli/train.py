@@ -58,6 +58,7 @@ from reconv.errors import UsageError
     help="Run N steps, report speed and memory, keep nothing.",
 )
 @click.option("--compile-only", is_flag=True, help="Build and compile the model; train and keep nothing.")
+@click.option("--trust-code", is_flag=True, help="Import the code that the recipe of a teacher's run names.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(
@@ -82,6 +83,7 @@ def train(
     stop_after: str | None,
     dry_run: int | None,
     compile_only: bool,
+    trust_code: bool,
     quiet: bool,
     json_file: str | None,
 ) -> int:
@@ -115,7 +117,7 @@ def train(
     overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
     silence_torch()
     start_kernel_compiler(device, devices)
-    args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file)
+    args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file, trust_code)
     if dry_run is not None or compile_only:
         _check_dry_run_options(dry_run, compile_only, resume, profile, stop_after)
         return print_dry_run(args, dry_run)
@@ -145,6 +147,7 @@ def run_training(args: TrainArgs, out: str | None, resume: bool, stop_after: str
         console=console,
         command=["reconv", *sys.argv[1:]],
         stop_after=stop_after,
+        trust_code=args.trust_code,
     )
     if read_launch_env().rank == 0:
         if result.was_finished:

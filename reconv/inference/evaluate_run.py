@@ -7,6 +7,7 @@ from pathlib import Path
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
+from reconv.custom_code import TrustCode
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.load_model import read_saved_model
 from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log, validation_set
@@ -28,6 +29,7 @@ def evaluate(
     batch_size: int | None = None,
     samples: int | None = None,
     recipe: str | None = None,
+    trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
@@ -36,14 +38,18 @@ def evaluate(
     """
     located = find_model(run, best, log)
     if not all:
-        predictor = Predictor.from_located(located, weights=weights, recipe=recipe, device=device)
+        predictor = Predictor.from_located(
+            located, weights=weights, recipe=recipe, device=device, trust_code=trust_code
+        )
         return [predictor.evaluate(data, batch_size=batch_size, samples=samples, log=log)]
     for option, is_given in (("--samples", samples is not None), ("--averaged", weights == "averaged")):
         if is_given:
             raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
     if located.run is None:
         raise UsageError(f"--all needs a run directory, and {run} is not one", where=str(run))
-    return _evaluate_all(located, data=data, device=device, weights=weights, batch_size=batch_size, log=log)
+    return _evaluate_all(
+        located, data=data, device=device, weights=weights, batch_size=batch_size, trust_code=trust_code, log=log
+    )
 
 
 def _evaluate_all(
@@ -53,6 +59,7 @@ def _evaluate_all(
     device: str,
     weights: str,
     batch_size: int | None,
+    trust_code: TrustCode,
     log: LogFunction,
 ) -> list[EvalResult]:
     """Evaluate each valid checkpoint that evaluations.csv does not have yet, and update that file and the report."""
@@ -67,11 +74,12 @@ def _evaluate_all(
         except CheckpointError as error:
             log(f"skipped {path.name}, which cannot be used: {error.what}")
             continue
-        saved = read_saved_model(checkpoint, weights=weights, recipe=None)
+        saved = read_saved_model(checkpoint, weights=weights, recipe=None, trust_code=trust_code)
+        trust_code = True  # asked once: the checkpoints of a run have one recipe
         dataset = validation_set(saved.recipe, data)
         key = (step, saved.weights, digest, dataset.fingerprint()[:16])
         if key not in known:
-            predictor = Predictor.from_located(checkpoint, weights=weights, recipe=None, device=device)
+            predictor = Predictor.from_located(checkpoint, weights=weights, recipe=None, device=device, trust_code=True)
             result = predictor.evaluate(data, batch_size=batch_size, log=log)
             known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
             with disk_errors(folder, _CANNOT_WRITE):

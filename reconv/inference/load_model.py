@@ -18,16 +18,19 @@ from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.checkpoint.locate import EMA, LocatedWeights, locate
 from reconv.checkpoint.store import CheckpointStore
+from reconv.custom_code import TrustCode, add_folders, require_trust
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.download import Progress
 from reconv.precision import at_least_float32
+from reconv.recipe.code_fields import code_references
 from reconv.recipe.loader import load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_network
 
 CLASSIFIER_HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")
 DETECTOR_HEAD = "class_heads.0.weight"
+_CODE_OF_EVALUATION = ("model.name", "data.source", "metrics")  # the fields whose code prediction and evaluation use
 NUM_CLASSES_TENSORFLOW = 1001  # ImageNet's 1000 classes after a background class
 
 
@@ -90,18 +93,27 @@ def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
         ) from error
 
 
-def read_saved_model(located: LocatedWeights, *, weights: str, recipe: str | None) -> SavedModel:
-    """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with."""
+def read_saved_model(
+    located: LocatedWeights, *, weights: str, recipe: str | None, trust_code: TrustCode = False
+) -> SavedModel:
+    """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with.
+
+    Where that recipe names code that prediction or evaluation would import, `trust_code` must allow it.
+    """
     if located.checkpoint is None:
         return _read_bare_weights(located.weights, recipe)
     loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
+    saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
+    needed = [reference for reference in code_references(saved_recipe) if reference.field in _CODE_OF_EVALUATION]
+    require_trust(needed, saved_recipe.code_path, trust_code, str(located.checkpoint))
+    add_folders(saved_recipe.code_path)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
     if chosen == "averaged":
         tensors = read_weights(_averaged_file(located))
     else:
         tensors = dict(loaded.parts["ema" if chosen == "ema" else "model"])
     return SavedModel(
-        recipe=_read_recipe(loaded.state["recipe"], located.checkpoint),
+        recipe=saved_recipe,
         class_names=tuple(loaded.state["class_names"]),
         has_class_names=True,
         tensors=tensors,
@@ -128,6 +140,7 @@ def _read_bare_weights(path: Path, recipe: str | None) -> SavedModel:
             then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
     named = load(recipe).recipe
+    add_folders(named.code_path)
     num_classes = _num_classes(tensors, path, named)
     if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
         num_classes -= 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from reconv.custom_code import TrustCode
 from reconv.data.decode.pillow import decode_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.readers.folder import is_image_name
@@ -27,6 +28,7 @@ def predict(
     best: bool = False,
     recipe: str | None = None,
     skip_bad: bool = False,
+    trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> list[Prediction]:
     """Load `run` and predict each image file, and every image in each folder, of `paths`.
@@ -35,7 +37,9 @@ def predict(
     its boxes to the folder `save_images`.
     """
     files = list({file.path: file for path in dict.fromkeys(map(Path, paths)) for file in _image_files(path)}.values())
-    predictor = Predictor.load(run, best=best, weights=weights, recipe=recipe, device=device, log=log)
+    predictor = Predictor.load(
+        run, best=best, weights=weights, recipe=recipe, device=device, trust_code=trust_code, log=log
+    )
     if save_images is None:
         return predictor.predict(files, top=top, min_score=min_score, skip_bad=skip_bad)
     if not predictor.is_detector:

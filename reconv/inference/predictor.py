@@ -15,6 +15,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
+from reconv.custom_code import TrustCode
 from reconv.data.dataset import Dataset
 from reconv.data.decode.pillow import convert_mode, decode_image, to_image
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -132,17 +133,28 @@ class Predictor:
         weights: str = "auto",
         recipe: str | None = None,
         device: str = "auto",
+        trust_code: TrustCode = False,
         log: LogFunction = no_log,
     ) -> Predictor:
         """Load a run directory, a checkpoint directory, a weights file or published weights.
 
         `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A bare weights file needs `recipe`.
+        With `trust_code`, code that the recipe of the run names is imported.
         """
-        return cls.from_located(find_model(run, best, log), weights=weights, recipe=recipe, device=device)
+        located = find_model(run, best, log)
+        return cls.from_located(located, weights=weights, recipe=recipe, device=device, trust_code=trust_code)
 
     @classmethod
-    def from_located(cls, located: LocatedWeights, *, weights: str, recipe: str | None, device: str) -> Predictor:
-        saved = read_saved_model(located, weights=weights, recipe=recipe)
+    def from_located(
+        cls,
+        located: LocatedWeights,
+        *,
+        weights: str,
+        recipe: str | None,
+        device: str,
+        trust_code: TrustCode = False,
+    ) -> Predictor:
+        saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code)
         opened = open_device(device)
         return cls(
             recipe=saved.recipe,

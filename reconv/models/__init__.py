@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from reconv.custom_code import is_import_path
 from reconv.errors import UsageError
 from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd
 from reconv.models import external as zoo
@@ -47,7 +48,7 @@ _NEEDS_NORM: Mapping[str, tuple[str, ...]] = {
 
 
 def model_names() -> list[str]:
-    """Every name that `build_model` knows, apart from timm:NAME and torchvision:NAME."""
+    """Every name that `build_model` knows, apart from timm:NAME, torchvision:NAME and import paths."""
     return list(_SPECS)
 
 
@@ -56,6 +57,8 @@ def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options:
     package, _, foreign_name = name.partition(":")
     if package in zoo.PACKAGES and foreign_name:
         return zoo.build_external(package, foreign_name, num_classes, options, seed)
+    if is_import_path(name):
+        return zoo.build_custom(name, num_classes, options, seed)
     with SkipInit():
         model = model_spec(name, num_classes, **options).build()
     if next(model.parameters()).device.type != "meta":  # no values there, and sampling would import torch's compiler
@@ -71,7 +74,9 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
         raise UsageError(
             f"there is no model called {name!r}",
             why=f"did you mean {close[0]}?" if close else "",
-            then="choose one of: " + ", ".join(_SPECS) + "; or timm:NAME, torchvision:NAME",
+            then="choose one of: "
+            + ", ".join(_SPECS)
+            + "; or timm:NAME, torchvision:NAME, or your own by import path, as in my_pkg.nets:make",
         )
     valid = [field.name for field in fields(spec)]
     unknown = sorted(set(options) - set(valid))

@@ -1,4 +1,4 @@
-"""Networks of other packages by name: `timm:NAME` and `torchvision:NAME`, where the package is installed.
+"""Networks of other packages (`timm:NAME`, `torchvision:NAME`) and your own (`my_pkg.nets:make`).
 
 Their batch norms and dropouts are replaced by ours, so that no layer uses torch's global generator. The packages are
 imported only when such a name is requested.
@@ -6,11 +6,13 @@ imported only when such a name is requested.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv import random as keys
+from reconv.custom_code import accepts, check_arguments, code_errors, load_object
 from reconv.errors import UsageError
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.dropout import DropConnect, Dropout, KeyedRandomLayer
@@ -32,12 +35,10 @@ _RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """How a network of another package was built."""
+    """How a network of another package or of the user was built."""
 
-    package: str
-    name: str
-    num_classes: int
-    options: Mapping[str, Any]
+    where: str  # its name in the recipe
+    create: Callable[[], nn.Module]
 
 
 def build_external(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
@@ -46,14 +47,39 @@ def build_external(package: str, name: str, num_classes: int, options: Mapping[s
     known = module.list_models() if package == "timm" else module.models.list_models()
     if name not in known:
         raise _unknown(package, name, known)
-    origin = ExternalModel(package, name, num_classes, dict(options))
-    model = _create(origin, seed)
-    object.__setattr__(model, _ORIGIN, origin)
+    create = module.create_model if package == "timm" else module.models.get_model
+    return _create(ExternalModel(f"{package}:{name}", partial(create, name, num_classes=num_classes, **options)), seed)
+
+
+def build_custom(path: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """The network that an import path names: a module class, a function that builds one, or a module from Python.
+
+    Classes and functions are called with `num_classes`, the options and, if they take it, `in_channels`. A module
+    keeps its weights.
+    """
+    make = load_object(path)
+    if isinstance(make, nn.Module):
+        if set(options) - {"in_channels"}:
+            raise UsageError(f"{path} is a finished module and takes no options", then="leave model.options out")
+        return _create(ExternalModel(path, partial(copy.deepcopy, make)), seed)
+    if not callable(make):
+        raise UsageError(f"{path} is not a network", why=f"it is {make!r}", then="name a module class or a function")
+    kept = {name: value for name, value in options.items() if name != "in_channels" or accepts(make, name)}
+    arguments = {"num_classes": num_classes, **kept}
+    check_arguments(make, arguments, path)
+    model = _create(ExternalModel(path, partial(make, **arguments)), seed)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, BatchNorm2d):
+            raise UsageError(
+                f"{path} has a {type(module).__name__} ({name})",
+                why="its statistics would depend on how a batch is split; only BatchNorm2d is replaced by ours",
+                then="use BatchNorm2d, GroupNorm or LayerNorm",
+            )
     return model
 
 
 def reinit_external(model: nn.Module, seed: int) -> bool:
-    """Initialize a network of another package again, from a seed; False if the model is not one."""
+    """Initialize a network of another package or of the user again, from a seed; False if the model is not one."""
     origin = getattr(model, _ORIGIN, None)
     if not isinstance(origin, ExternalModel):
         return False
@@ -63,18 +89,20 @@ def reinit_external(model: nn.Module, seed: int) -> bool:
 
 def _create(origin: ExternalModel, seed: int) -> nn.Module:
     """The network as its package builds it after torch.manual_seed, with our layers in place."""
-    module = importlib.import_module(origin.package)
-    create = module.create_model if origin.package == "timm" else module.models.get_model
-    where = f"{origin.package}:{origin.name}"
     # On the CPU whatever the default device is: constructors read values back.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(keys.key(seed, f"init:{where}") & 0x7FFFFFFFFFFFFFFF)
+        torch.manual_seed(keys.key(seed, f"init:{origin.where}") & 0x7FFFFFFFFFFFFFFF)
         try:
-            model: nn.Module = create(origin.name, num_classes=origin.num_classes, **origin.options)
+            with code_errors():
+                model = origin.create()
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{where} cannot be built with {dict(origin.options)}", why=str(error)) from error
+            options = getattr(origin.create, "keywords", {})
+            raise UsageError(f"{origin.where} cannot be built with {dict(options)}", why=str(error)) from error
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"{origin.where} returns a {type(model).__name__}, not a torch.nn.Module")
         _replace_layers(model)
-    _check_random_layers(model, where)
+    _check_random_layers(model, origin.where)
+    object.__setattr__(model, _ORIGIN, origin)
     return model
 
 

@@ -51,7 +51,7 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
         return f"{name}: too few values in the list" if short_list else f"{name}: missing"
     if any(error["loc"][-1] == "[key]" for error in errors):
         return f"{name}: the name of an option must consist of letters, digits and _"
-    if name.startswith("model.options."):
+    if ".options." in name:
         accepted = "a number, text, true, false, null or a list of numbers or text"
         return f"{name}: must be {accepted}, not {_show(_given(errors))}"
     expected = list(dict.fromkeys(_expected(error) for error in errors))

@@ -15,11 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from reconv.custom_code import anchor, is_file_path
 from reconv.errors import RecipeError
 from reconv.recipe import yaml_document as document
+from reconv.recipe.code_fields import map_import_paths, references_in
 from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
-from reconv.recipe.presets import nearest, preset_names, preset_path
+from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
 from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
 from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import split_rate
@@ -31,7 +33,7 @@ _OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about one file
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
-    *("name", "description", "expect", "published", "measured"),
+    *("name", "description", "expect", "published", "measured", "code_path"),
     *(
         "data.path",
         "data.num_workers",
@@ -155,6 +157,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     draft.switch_schedule(_chosen_schedule(overrides))
     for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
+    _set_code_path(draft, layers)
     recipe = _validate(draft)
     if recipe is None or draft.problems:
         raise _error(requested.shown, draft.problems)
@@ -243,6 +246,7 @@ def _read_layer(path: Path, shown: str) -> _Layer:
         part = content.tree.get(section)
         if isinstance(part, dict) and isinstance(part.get(name), str):
             part[name] = _anchor(part[name], path.parent)
+    content.tree = _anchor_code(content.tree, path.parent)
     return _Layer(path, shown, text, content)
 
 
@@ -259,6 +263,23 @@ def _anchor(value: str, folder: Path) -> str:
     if not value or value.startswith(("torchvision:", "timm:", "http://", "https://")):
         return value
     return os.path.abspath(folder / os.path.expanduser(value))
+
+
+def _anchor_code(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The tree with absolute paths of the files and folders of the user's own code."""
+    anchored = map_import_paths(tree, lambda name, field: anchor(name, folder))
+    folders = anchored.get("code_path")
+    if isinstance(folders, list):
+        anchored["code_path"] = [_anchor(item, folder) if isinstance(item, str) else item for item in folders]
+    return anchored
+
+
+def _set_code_path(draft: _Draft, layers: Sequence[_Layer]) -> None:
+    """Where modules are imported from, unless the recipe says so: the folders of its files and the current one."""
+    if ("code_path",) in draft.origins or all(is_file_path(path) for _, path in references_in(draft.tree)):
+        return
+    folders = [str(layer.path.parent) for layer in layers if not layer.path.is_relative_to(PRESETS)]
+    draft.put(("code_path",), list(dict.fromkeys([*folders, os.getcwd()])), _Origin(0, 0, "default"))
 
 
 def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
@@ -305,6 +326,7 @@ def _add_override(draft: _Draft, override: Override) -> None:
         value = _typed(name, value)
     if path in _PATH_FIELDS and isinstance(value, str):
         value = _anchor(value, Path())
+    value = _value_at(_anchor_code(_nested(path, value), Path()), path)
     if path == ("schedule", "lr") and "base_batch_size" in (rate := split_rate({"lr": value})):
         path, value = ("schedule",), rate
     elif path == ("schedule",) and isinstance(value, dict):
@@ -315,6 +337,19 @@ def _add_override(draft: _Draft, override: Override) -> None:
     if isinstance(value, dict):
         for inner, item in _keys(value, path):
             draft.put(tuple(str(key) for key in inner), item, origin)
+
+
+def _nested(path: document.Path, value: Any) -> dict[str, Any]:
+    """The tree with only this key."""
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)
+
+
+def _value_at(tree: Any, path: document.Path) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
 
 
 def _chosen_schedule(overrides: Sequence[Override]) -> object:

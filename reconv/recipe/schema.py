@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from reconv.recipe.code_fields import NamedCode, Options, parse_list
 from reconv.recipe.data_fields import AugmentConfig, DataConfig
 from reconv.recipe.detection_fields import DetectionConfig
 from reconv.recipe.loss_fields import LossConfig
@@ -33,7 +34,6 @@ from reconv.recipe.units import (
     split_rate,
 )
 
-Option = bool | int | float | str | None | list[int] | list[float] | list[str]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(parse_switch)]
 
@@ -42,8 +42,9 @@ class ModelConfig(Section):
     """The network and the weights it starts from."""
 
     name: str = "resnet50"
-    """Name of the network, as `reconv.models` or timm:NAME or torchvision:NAME has it."""
-    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
+    """Name of the network, as `reconv.models` or timm:NAME or torchvision:NAME has it, or the import path of your own,
+    as in my_pkg.nets:make or ./nets.py:make."""
+    options: Options = Field(default_factory=dict)
     """Keyword arguments of the network's builder; they are checked when the network is built."""
     zero_init_last: bool = False
     """Initialize the last norm of each residual block to zero, in ResNets; model.options.zero_gamma overrides it."""
@@ -522,6 +523,13 @@ class Recipe(Section):
     memory: MemoryConfig = MemoryConfig()
     loggers: Annotated[tuple[LoggerName, ...], Listed, BeforeValidator(_listed)] = ()
     """Further loggers besides the event log and the report, as in [csv, tensorboard]."""
+    metrics: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()
+    """Your own metrics of the evaluation, by import path, as in [my_pkg.metrics:MacroF1]."""
+    callbacks: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()
+    """Your own callbacks, by import path, as in [my_pkg.callbacks:Notify]."""
+    code_path: Annotated[tuple[str, ...], Listed] = ()
+    """Folders to import your own code from, after the installed packages; in a recipe file, relative to that file. If
+    it is not given: the folder of the recipe file and the current one."""
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"
     """First and last step to trace with torch's profiler, counted from 1."""
     expect: ExpectedResult | None = None

@@ -20,6 +20,7 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
+from reconv.trainer.build.code import code_digests
 from reconv.trainer.build.train_state import TrainState
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.progress import Counters
@@ -171,6 +172,7 @@ def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, 
         "class_names": list(datasets.train.class_names),
         **({"class_ids": list(datasets.train.class_ids)} if isinstance(datasets.train, DetectionDataset) else {}),
         "data_fingerprint": datasets.fingerprint(),
+        **({"code": digests} if (digests := code_digests(run.recipe)) else {}),
         "total_steps": plan.total_steps,
         "threads": plan.threads,
         "decoder": plan.decoder,

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from reconv.custom_code import code_errors
 from reconv.data.readers.dataset_factory import select
 from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
@@ -69,13 +70,14 @@ def dry_run(
     device: str = "auto",
     devices: int | None = None,
     nic: str | None = None,
+    trust_code: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> DryRunResult:
     """Run `steps` steps, an evaluation and a save; without `steps`, only what compiles the model.
 
     With several `devices`, `on_event` must be importable.
     """
-    args = RunArgs(str(recipe), (*overrides, *_OVERRIDES), data, device=device, nic=nic)
+    args = RunArgs(str(recipe), (*overrides, *_OVERRIDES), data, device=device, nic=nic, trust_code=trust_code)
     return run_on_devices(devices, _dry_run, args, steps, on_event)
 
 
@@ -92,7 +94,8 @@ def _dry_run(args: RunArgs, steps: int | None, on_event: Callable[[Event], None]
         args = replace(args, out=Path(folder) / "run")
         with TrainingRun.from_args(args, collect) as run:
             short = _shorten(run, steps)
-            short.trainer().fit()
+            with code_errors():
+                short.trainer().fit()
             return run.process_group.on_rank0(lambda: _measure(run, short, events, start_s))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +43,8 @@ class RunArgs:
     console: str | None = None
     command: Sequence[str] = ()
     stop_after: str | None = None  # as in 100step or 3h
+    trust_code: bool = False  # of a teacher's recipe; what the run's own recipe names is imported without a question
+    objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
 
 
 def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArgs, *more: Any) -> T:

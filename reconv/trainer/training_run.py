@@ -24,6 +24,7 @@ from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
+from reconv.custom_code import code_errors, provide
 from reconv.data.decode.native import choose_decoder, native_support
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -46,6 +47,7 @@ from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
 from reconv.recipe.schema import Recipe
+from reconv.trainer.build.code import code_digests, describe_changed_code, import_code
 from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
@@ -97,6 +99,7 @@ def train(
     runs: str | Path = "runs",
     command: Sequence[str] = (),
     stop_after: str | None = None,
+    trust_code: bool = False,
 ) -> RunResult:
     """Train a recipe, a preset's name or a YAML file, and return its run directory and summary.
 
@@ -108,7 +111,18 @@ def train(
         )
     out = None if out is None else Path(out)
     args = RunArgs(
-        str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command), stop_after
+        str(recipe),
+        tuple(overrides),
+        data,
+        out,
+        resume,
+        Path(runs),
+        device,
+        nic,
+        console,
+        tuple(command),
+        stop_after,
+        trust_code,
     )
     return run_on_devices(devices, _train, args, on_event)
 
@@ -116,7 +130,8 @@ def train(
 def _train(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult:
     with TrainingRun.from_args(args, on_event) as run:
         if not run.is_finished:
-            run.trainer().fit()
+            with code_errors():
+                run.trainer().fit()
     return run.result
 
 
@@ -132,6 +147,7 @@ class PreparedRun:
     restore_point: RestorePoint = field(default_factory=RestorePoint)
     existing: ExistingRun | None = None  # the run that is resumed
     notes: tuple[str, ...] = ()  # for the log
+    trust_code: bool = False  # of a teacher's recipe
 
     def on_one_device(self) -> Self:
         """This run on a single device, with the device's share of the global batch."""
@@ -156,7 +172,9 @@ def prepare_run(
     process_group = open_process_group(launch_env, device_kind(args.device))
     with ExitStack() as stack:
         stack.enter_context(report_failures(process_group))
+        provide(args.objects)
         recipe = process_group.on_rank0(lambda: resolve_recipe(args))
+        import_code(recipe)
         process_group.set_phase("opening the data")
         datasets = open_data(recipe, process_group)
         check_same_data(process_group, datasets)
@@ -185,6 +203,7 @@ def prepare_run(
             restore_point=restore_point,
             existing=existing,
             notes=notes,
+            trust_code=args.trust_code,
         )
 
 
@@ -499,6 +518,8 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
     ]
     for text in (*run.notes, *changed):
         logger.info(text, step)
+    for text in describe_changed_code(state.get("code", {}), run.recipe):
+        logger.warning(text, step)
 
 
 def _environment(run: PreparedRun) -> dict[str, Any]:
@@ -514,4 +535,5 @@ def _environment(run: PreparedRun) -> dict[str, Any]:
         "system": platform.platform(),
         "data": run.datasets.train.origin,
         "data fingerprint": run.datasets.train.fingerprint()[:16],
+        **{f"sha256 of {name}": digest[:16] for name, digest in code_digests(run.recipe).items()},
     }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from reconv.custom_code import code_errors
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -38,6 +39,7 @@ from reconv.models.ssd import SPECS as DETECTORS
 from reconv.models.ssd import SSD, SSDSpec
 from reconv.optim.param_groups import decay_groups
 from reconv.precision import PrecisionPolicy, build_precision
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.schema import Recipe
 
 NUM_WHITENING_IMAGES = 2000
@@ -63,10 +65,26 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     if isinstance(model, SSD) and recipe.task != "detection":
         raise RecipeError(f"{recipe.model.name} is a detector, and the task is {recipe.task}", where="model.name")
+    if names_code(recipe.model.name):
+        _check_logits(model, recipe, num_classes)
     decay_groups(model, recipe.optimizer.weight_decay_exclude)
     build_activation_checkpointing(model, recipe, torch.float32)
     if recipe.parallel.pipeline_stages > 1:
         check_splits(model, recipe.parallel.pipeline_splits, recipe.parallel.pipeline_stages, _image_shape(recipe))
+
+
+def _check_logits(model: nn.Module, recipe: Recipe, num_classes: int) -> None:
+    """Refuse a network of the user that does not return logits [n, num_classes] for images of the recipe's size."""
+    name = recipe.model.name
+    with torch.no_grad(), code_errors(f"the forward pass of {name}"):
+        logits = model.eval()(torch.zeros(2, *_image_shape(recipe)))
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, num_classes):
+        found = f"a tensor {list(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        raise UsageError(
+            f"{name} returns {found} for images {[2, *_image_shape(recipe)]}",
+            why=f"in evaluation a network returns logits [images, classes], here [2, {num_classes}]",
+            then="use the argument num_classes for the size of its last layer",
+        )
 
 
 def build_activation_checkpointing(

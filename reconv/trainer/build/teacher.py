@@ -38,13 +38,14 @@ class LoadedTeacher:
 
 
 def open_teacher(
-    recipe: Recipe, class_names: tuple[str, ...], device: Device, state: Mapping[str, Any]
+    recipe: Recipe, class_names: tuple[str, ...], device: Device, state: Mapping[str, Any], trust_code: bool = False
 ) -> LoadedTeacher | None:
     """The teacher of a recipe, or None; `state` is the checkpoint the run resumes from, or empty."""
     section = recipe.distill
     if section.teacher is None:
         return None
-    saved = read_saved_model(find_weights(section.teacher).located, weights="auto", recipe=section.teacher_recipe)
+    located = find_weights(section.teacher).located
+    saved = read_saved_model(located, weights="auto", recipe=section.teacher_recipe, trust_code=trust_code)
     _check_compatible(saved, recipe, class_names, section.teacher)
     fingerprint = _fingerprint(saved.tensors)
     if state and state.get("teacher") != fingerprint:

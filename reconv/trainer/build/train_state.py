@@ -99,7 +99,8 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
             num_devices=run.process_group.world_size,
         )
     )
-    teacher = open_teacher(recipe, tuple(run.datasets.train.class_names), device, run.restore_point.state)
+    class_names = tuple(run.datasets.train.class_names)
+    teacher = open_teacher(recipe, class_names, device, run.restore_point.state, run.trust_code)
     for text in (*_init(run, network, logger), *([teacher.note] if teacher else [])):
         logger.info(text, run.restore_point.step)
     network.model.train()

@@ -1,0 +1,30 @@
+"""Your own code in a run: importing what the recipe names, and the record of its source files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reconv.custom_code import add_folders, load_object, source_digests
+from reconv.recipe.code_fields import code_references
+from reconv.recipe.schema import Recipe
+
+
+def import_code(recipe: Recipe) -> None:
+    """Import everything that the recipe names, so that mistakes show before anything is written."""
+    references = code_references(recipe)
+    if references:
+        add_folders(recipe.code_path)
+    for _, path in references:
+        load_object(path)
+
+
+def code_digests(recipe: Recipe) -> dict[str, str]:
+    """The sha256 of the source files of the recipe's own code, which has been imported."""
+    return source_digests([path for _, path in code_references(recipe)])
+
+
+def describe_changed_code(saved: Mapping[str, str], recipe: Recipe) -> list[str]:
+    """A warning for each source file that has changed since a checkpoint was saved."""
+    now = code_digests(recipe)
+    changed = [name for name, digest in saved.items() if now.get(name, digest) != digest]
+    return [f"your code {name} has changed since the checkpoint: the run may differ from here on" for name in changed]
