@@ -1,6 +1,6 @@
 """Train a recipe with several sets of overrides, one after the other in one process, and compare what each reached.
 
-    python -m benchmarks.train_variants VARIANTS.yaml --data DATA --out RUNS --json FILE [--images 100000] [--only a,b]
+    python -m benchmarks.train_variants VARIANTS.yaml --data DATA --out RUNS --json FILE [--images 100000] [--seeds 3]
 
 VARIANTS has the recipe, the metric, the fields that all runs share, and the fields of each variant:
 
@@ -11,8 +11,10 @@ VARIANTS has the recipe, the metric, the fields that all runs share, and the fie
       plain: {}
       fast: {schedule.lr: 0.05}
 
-Each is an ordinary run in RUNS/NAME that sees --images images in batches of its own size. A variant that is rejected is
-reported, and the next one starts. No run starts that would end after --limit-s if it took as long as the longest.
+Each is an ordinary run in RUNS/NAME that sees --images images in batches of its own size. With --seeds N every variant
+is trained with seeds 0 to N - 1 in RUNS/NAME-SEED, seed by seed, and the table has mean and standard deviation. A
+variant that is rejected is reported, and the next one starts. No run starts that would end after --limit-s if it took
+as long as the longest.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,7 @@ class Result:
     images_per_s: float = math.nan  # of training only
     wall_s: float = 0.0
     note: str = ""
+    seed: int | None = None  # None: the recipe's
 
     def add_point(self, images: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of an evaluation."""
@@ -105,14 +110,17 @@ def main() -> None:
     given = _arguments()
     plan = yaml.safe_load(given.variants.read_text(encoding="utf-8"))
     names = given.only.split(",") if given.only else list(plan["variants"])
+    seeds: list[int | None] = [None] if given.seeds == 0 else list(range(given.seeds))
     began_s, results = time.perf_counter(), list[Result]()
-    for name in names:
+    for seed, name in product(seeds, names):
         longest_s = max((result.wall_s for result in results), default=0.0)
         is_late = time.perf_counter() - began_s + longest_s > given.limit_s
-        late = Result(name, plan["metric"], note="not started: no time left")
-        results.append(late if is_late else _run_variant(name, plan, given))
+        late = Result(name, plan["metric"], note="not started: no time left", seed=seed)
+        results.append(late if is_late else _run_variant(name, seed, plan, given))
         write_json(given.json, [asdict(result) for result in results])
     print_table(results)
+    if given.seeds > 1:
+        print_spread(results, names)
 
 
 def _arguments() -> argparse.Namespace:
@@ -123,6 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
     parser.add_argument("--images", type=int, default=100_000, help="seen by each run")
     parser.add_argument("--points", type=int, default=4, help="evaluations of each run")
+    parser.add_argument("--seeds", type=int, default=0, help="number of seeds; 0: the recipe's own")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all runs")
     parser.add_argument("--only", default="", metavar="NAME,NAME")
     parser.add_argument("--device", default="auto")
@@ -130,11 +139,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run_variant(name: str, plan: Mapping[str, Any], given: argparse.Namespace) -> Result:
+def _run_variant(name: str, seed: int | None, plan: Mapping[str, Any], given: argparse.Namespace) -> Result:
     """One run, or why it was rejected."""
-    own = {**plan["common"], **(plan["variants"][name] or {})}
+    own = {**plan["common"], **(plan["variants"][name] or {}), **({} if seed is None else {"seed": seed})}
     overrides = [*as_overrides(own, str(given.variants)), *parse_set(given.set)]
-    result, recipe, out = Result(name, plan["metric"]), plan["recipe"], given.out / name
+    out = given.out / (name if seed is None else f"{name}-{seed}")
+    result, recipe = Result(name, plan["metric"], seed=seed), plan["recipe"]
     try:
         overrides = for_images(recipe, overrides, given.images, given.points)
         return train_run(result, recipe, data=given.data, out=out, overrides=overrides, device=given.device)
@@ -153,6 +163,17 @@ def print_table(results: Sequence[Result]) -> None:
             f"{result.name:{width}}{result.last:8.4f}{result.best:8.4f}{result.images:9,}{result.images_per_s:10.0f}"
             f"{result.wall_s:8.1f}  {result.note}"
         )
+
+
+def print_spread(results: Sequence[Result], names: Sequence[str]) -> None:
+    """Mean and standard deviation over the seeds of each variant."""
+    width = max(map(len, names))
+    print(f"\n{'':{width}}{'n':>4}{'mean':>9}{'sd':>8}")
+    for name in names:
+        values = [result.last for result in results if result.name == name and math.isfinite(result.last)]
+        mean = statistics.fmean(values) if values else math.nan
+        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        print(f"{name:{width}}{len(values):4}{mean:9.4f}{deviation:8.4f}")
 
 
 if __name__ == "__main__":
