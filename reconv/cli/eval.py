@@ -19,6 +19,7 @@ from reconv.cli.options import (
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult
+    from reconv.data.dataset import Split
 
 _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
 
@@ -26,6 +27,11 @@ _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
 @click.command("eval", cls=Command)
 @click.argument("run", type=click.Path())
 @click.option("--data", metavar="DIR", type=click.Path(), help="The dataset [default: the run's own, or $DATA_DIR].")
+@click.option(
+    "--split",
+    type=click.Choice(["train", "val", "test"]),
+    help="Split of the dataset to evaluate [default: val; all images of data without splits, unless trained on].",
+)
 @click.option("--all", "every", is_flag=True, help="Evaluate every checkpoint in order; skip those done before.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images per forward pass.")
 @click.option(
@@ -36,6 +42,7 @@ _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
 def eval_command(
     run: str,
     data: str | None,
+    split: Split | None,
     every: bool,
     batch_size: int | None,
     samples: int | None,
@@ -48,12 +55,14 @@ def eval_command(
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
 
-    RUN is a run directory, a checkpoint directory or a weights file.
+    RUN is a run directory, a checkpoint directory or a weights file. DIR is anything that train takes, or a validation
+    set alone: val/CLASS/..., or CLASS/... Its classes are matched to those of the model by name, and may be fewer.
 
     \b
     Examples:
       reconv eval runs/quickstart/1
       reconv eval runs/resnet50/1 --all
+      reconv eval runs/resnet50/1 --data flowers/ --split test
       reconv eval runs/resnet50/1/checkpoints/step-000450000 --data /imagenet --json scores.json
     """
     from reconv.api import evaluate
@@ -61,6 +70,7 @@ def eval_command(
     results = evaluate(
         run,
         data=data,
+        split=split,
         device=device,
         all=every,
         weights=weights or "auto",
@@ -93,6 +103,8 @@ def _to_json(result: EvalResult) -> dict[str, Any]:
         "num_samples": result.num_samples,
         "skipped": result.skipped,
         "partial": result.partial,
+        "split": result.split,
+        "data": result.data,
         "path": str(result.path),
     }
 

@@ -143,6 +143,36 @@ class WithBackground(FileBacked):
         return f"{self._dataset.fingerprint()}+1"
 
 
+class Relabeled(FileBacked):
+    """A dataset with other class names: class i of the dataset is class `numbers[i]` of `class_names`."""
+
+    def __init__(self, dataset: Dataset, class_names: tuple[str, ...], numbers: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._numbers = np.array(numbers, np.int64)
+        self.kind = dataset.kind
+        self.class_names = class_names
+        self.origin = describe_relabeled(dataset, class_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self._dataset[index]
+        return Sample(sample.data, int(self._numbers[sample.target]), sample.name)
+
+    def files(self, indices: I64) -> SampleFiles | None:
+        found = sample_files(self._dataset, indices)
+        return None if found is None else (found[0], self._numbers[found[1]])
+
+    def fingerprint(self) -> str:
+        return f"{self._dataset.fingerprint()}/{'-'.join(map(str, self._numbers))}"
+
+
+def describe_relabeled(dataset: Dataset, class_names: tuple[str, ...]) -> str:
+    """The origin of a dataset whose classes were matched by name."""
+    return f"{dataset.origin}; {len(dataset.class_names):,} of {len(class_names):,} classes, matched by name"
+
+
 def select_rows(arrays: NamedArrays, rows: int | slice) -> NamedArrays:
     """The same row or rows of every array."""
     return {name: array[rows] for name, array in arrays.items()}

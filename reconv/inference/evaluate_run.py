@@ -8,9 +8,11 @@ from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
 from reconv.custom_code import TrustCode
+from reconv.data.dataset import Split
 from reconv.errors import CheckpointError, UsageError
+from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.load_model import read_saved_model
-from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log, validation_set
+from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
@@ -22,6 +24,7 @@ def evaluate(
     run: str | Path,
     *,
     data: str | Path | None = None,
+    split: Split | None = None,
     device: str = "auto",
     all: bool = False,
     weights: str = "auto",
@@ -34,21 +37,29 @@ def evaluate(
 ) -> list[EvalResult]:
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
 
-    With `samples`, only that many images are evaluated, and the result is marked as partial.
+    `split` is `train`, `val` or `test`. Data without splits that is not the run's own is evaluated as a whole. With
+    `samples`, only that many images are evaluated, and the result is marked as partial.
     """
     located = find_model(run, best, log)
     if not all:
         predictor = Predictor.from_located(
             located, weights=weights, recipe=recipe, device=device, trust_code=trust_code
         )
-        return [predictor.evaluate(data, batch_size=batch_size, samples=samples, log=log)]
+        return [predictor.evaluate(data, split=split, batch_size=batch_size, samples=samples, log=log)]
     for option, is_given in (("--samples", samples is not None), ("--averaged", weights == "averaged")):
         if is_given:
             raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
     if located.run is None:
         raise UsageError(f"--all needs a run directory, and {run} is not one", where=str(run))
     return _evaluate_all(
-        located, data=data, device=device, weights=weights, batch_size=batch_size, trust_code=trust_code, log=log
+        located,
+        data=data,
+        split=split,
+        device=device,
+        weights=weights,
+        batch_size=batch_size,
+        trust_code=trust_code,
+        log=log,
     )
 
 
@@ -56,6 +67,7 @@ def _evaluate_all(
     located: LocatedWeights,
     *,
     data: str | Path | None,
+    split: Split | None,
     device: str,
     weights: str,
     batch_size: int | None,
@@ -76,17 +88,29 @@ def _evaluate_all(
             continue
         saved = read_saved_model(checkpoint, weights=weights, recipe=None, trust_code=trust_code)
         trust_code = True  # asked once: the checkpoints of a run have one recipe
-        dataset = validation_set(saved.recipe, data)
+        classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint)
+        dataset = open_eval_set(saved.recipe, classes, data, split)
         key = (step, saved.weights, digest, dataset.fingerprint()[:16])
         if key not in known:
             predictor = Predictor.from_located(checkpoint, weights=weights, recipe=None, device=device, trust_code=True)
-            result = predictor.evaluate(data, batch_size=batch_size, log=log)
+            result = predictor.evaluate(data, split=split, batch_size=batch_size, log=log)
             known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
             with disk_errors(folder, _CANNOT_WRITE):
                 write_scores(folder, list(known.values()))
         score = known[key]
         skipped = len(dataset) - score.num_samples
-        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
+        results.append(
+            EvalResult(
+                path,
+                step,
+                score.weights,
+                score.metrics,
+                score.num_samples,
+                skipped,
+                split=split or "val",
+                data=dataset.origin,
+            )
+        )
     with disk_errors(folder, _CANNOT_WRITE):
         write_report(folder)
     if not results:

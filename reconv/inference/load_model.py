@@ -5,8 +5,8 @@ A network is built from the recipe saved with its weights; a bare weights file n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +54,7 @@ class SavedModel:
     weights: str  # raw, ema or averaged
     step: int | None
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+    data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
 
 
 def find_weights(
@@ -121,6 +122,7 @@ def read_saved_model(
         weights=chosen,
         step=int(loaded.state["step"]),
         class_ids=tuple(loaded.state.get("class_ids", ())),
+        data_fingerprint=loaded.state.get("data_fingerprint", {}),
     )
 
 

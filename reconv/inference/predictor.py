@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
-from reconv.data.dataset import Dataset
+from reconv.data.dataset import Split
 from reconv.data.decode.pillow import convert_mode, decode_image, to_image
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.storage.local import read, read_file_or_pipe
@@ -24,12 +24,13 @@ from reconv.data.transforms.host_transforms import eval_transform
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.errors import DataError, UsageError
+from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import check_data_is_read, limit_samples, open_datasets
+from reconv.trainer.build.datasets import limit_samples
 from reconv.trainer.build.loaders import build_eval_loader, build_eval_preprocess
 from reconv.trainer.build.network import Network
 from reconv.trainer.build.task_builder import build_postprocess, build_task
@@ -98,6 +99,8 @@ class EvalResult:
     num_samples: int
     skipped: int = 0  # images that could not be read; they are not part of the metrics
     partial: bool = False  # only a part of the validation set was evaluated
+    split: str = "val"
+    data: str = ""  # what was evaluated, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Predictor:
     weights: str  # raw, ema or averaged
     step: int | None
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+    data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
 
     @classmethod
     def load(
@@ -166,7 +170,12 @@ class Predictor:
             weights=saved.weights,
             step=saved.step,
             class_ids=saved.class_ids,
+            data_fingerprint=saved.data_fingerprint,
         )
+
+    @property
+    def classes(self) -> ModelClasses:
+        return ModelClasses(self.class_names, self.has_class_names, self.data_fingerprint)
 
     @property
     def is_detector(self) -> bool:
@@ -209,14 +218,16 @@ class Predictor:
         self,
         data: str | Path | None = None,
         *,
+        split: Split | None = None,
         batch_size: int | None = None,
         samples: int | None = None,
         log: LogFunction = no_log,
     ) -> EvalResult:
-        """Evaluate on the whole validation set of `data`, else of the run's own data, or on `samples` images of it."""
-        recipe, whole = self.recipe, validation_set(self.recipe, data)
+        """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it."""
+        recipe, whole = self.recipe, open_eval_set(self.recipe, self.classes, data, split)
+        if data is not None or split is not None:
+            log(f"data: {whole.origin}")
         dataset = limit_samples(whole, samples)
-        self._check_classes(dataset)
         if self.is_detector and not has_coco_eval():
             log(f"COCO metrics are not computed: {INSTALL}")
         task = build_task(recipe, dataset, self.device)
@@ -232,16 +243,9 @@ class Predictor:
             metrics.num_samples,
             skipped=len(bad.known("val")),
             partial=len(dataset) < len(whole),
+            split=split or "val",
+            data=whole.origin,
         )
-
-    def _check_classes(self, dataset: Dataset) -> None:
-        theirs = dataset.class_names
-        if len(theirs) != len(self.class_names) or (self.has_class_names and theirs != self.class_names):
-            raise DataError(
-                "the classes of this dataset differ from those the model was trained on",
-                where=dataset.origin,
-                why=f"{len(theirs)} classes in the dataset, {len(self.class_names)} in the model",
-            )
 
     def _read(self, image: ImageInput, skip_bad: bool) -> _Sample | Prediction:
         """The image as the model sees it, or, where it cannot be read and `skip_bad`, a prediction with the error."""
@@ -293,15 +297,6 @@ def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
     for path, reason in located.skipped:
         log(f"skipped {path.name}, which cannot be used: {reason}")
     return located
-
-
-def validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
-    """The whole validation set, even if the run evaluated on a part of it."""
-    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"num_samples": None})})
-    check_data_is_read(recipe, data)
-    if data is not None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
-    return open_datasets(recipe).val
 
 
 def to_pil(image: ImageInput, channels: int) -> Image.Image:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import I64, LabelError, Sample
+from reconv.data.dataset import I64, LabelError, Sample, describe_relabeled
 
 F32 = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -102,6 +103,44 @@ class DetectionDataset(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A digest that changes when the images, their order or their boxes do."""
+
+
+class RelabeledDetection(DetectionDataset):
+    """A dataset with other class names: class i of the dataset is class `numbers[i]` of `class_names`."""
+
+    def __init__(self, source: DetectionDataset, class_names: tuple[str, ...], numbers: Sequence[int]) -> None:
+        self._source = source
+        self._numbers = np.array(numbers, np.int64)
+        self.kind = source.kind
+        self.class_names = class_names
+        ids = dict(zip(numbers, source.class_ids, strict=True))
+        self.class_ids = tuple(ids.get(number, -1) for number in range(len(class_names)))
+        self.notes = source.notes
+        self.origin = describe_relabeled(source, class_names)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The source's image with the new labels."""
+        sample = self._source[index]
+        assert sample.annotation is not None
+        return replace(sample, annotation=self._relabel(sample.annotation))
+
+    def annotation(self, index: int) -> Annotation:
+        """The source's boxes with the new labels."""
+        return self._relabel(self._source.annotation(index))
+
+    def box_counts(self) -> I64:
+        """The source's counts."""
+        return self._source.box_counts()
+
+    def fingerprint(self) -> str:
+        """The source's digest with the new labels."""
+        return f"{self._source.fingerprint()}/{'-'.join(map(str, self._numbers))}"
+
+    def _relabel(self, annotation: Annotation) -> Annotation:
+        return replace(annotation, labels=self._numbers[annotation.labels])
 
 
 class DetectionSubset(DetectionDataset):

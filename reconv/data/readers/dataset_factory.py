@@ -5,12 +5,12 @@ The dataset has at least one sample. `data.subset_percent` applies to the traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset
-from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBackground, evenly_spaced
+from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset, RelabeledDetection
+from reconv.data.dataset import BACKGROUND, I64, Dataset, Relabeled, Split, Subset, WithBackground, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.csv_table import CSVDataset
@@ -80,7 +80,16 @@ def select(dataset: Dataset, indices: I64) -> Dataset:
     return dataset.select(indices) if isinstance(dataset, ArrayDataset) else Subset(dataset, indices)
 
 
+def relabel(dataset: Dataset, class_names: tuple[str, ...], numbers: Sequence[int]) -> Dataset:
+    """The dataset with other class names: its class i is class `numbers[i]` of `class_names`."""
+    if isinstance(dataset, DetectionDataset):
+        return RelabeledDetection(dataset, class_names, numbers)
+    return Relabeled(dataset, class_names, numbers)
+
+
 def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool) -> Dataset:
+    if split == "test" and kind in NEED_NO_PATH:
+        raise DataError(f"{kind} has no test split", where="--split test", then="--split val")
     if kind == "digits":
         return open_digits(split)
     if kind in ("synthetic", "synthetic-device"):

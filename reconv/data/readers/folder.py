@@ -29,6 +29,8 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 
+SPLIT_TITLES: dict[Split, str] = {"train": "training", "val": "validation", "test": "testing"}
+
 _SUFFIXES = tuple(f".{extension}" for extension in EXTENSIONS)
 _SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
 

@@ -18,7 +18,7 @@ from reconv.errors import DataError, UsageError
 
 SPLITS_FILE = "dataset_dict.json"  # written by `DatasetDict.save_to_disk`
 STATE = "state.json"
-_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test"), "test": ("test",)}
 
 
 class HFDataset:
@@ -107,7 +107,7 @@ def _column(path: Path, features: Any, feature_type: type, usual: str) -> str:
 
 def _check_same_classes(root: Path, split: Split, names: tuple[str, ...], label: str, datasets: Any) -> None:
     """Validation must have the same class names as training, in the same order."""
-    if split == "val":
+    if split != "train":
         train = datasets.load_from_disk(str(root / _split_name(root, "train")))
         if tuple(train.features[label].names) != names:
             raise _dataset_error(

@@ -27,7 +27,7 @@ _MAX_MEMBER_BYTES = (1 << 32) - 1  # that a row of the index can hold
 # ImageNet's original archives are tars of tars or of one class each, not shards.
 _NOT_IMAGENET = r"(?!ILSVRC\d|n\d{8}\.tar)"
 _IN_FOLDER = re.compile(_NOT_IMAGENET + r".+\.tar")
-_FLAT = re.compile(_NOT_IMAGENET + r"(?:.*[-_.])?(?P<split>train|validation|val)(?:[-_.]?\d.*|[-_.].*)?\.tar")
+_FLAT = re.compile(_NOT_IMAGENET + r"(?:.*[-_.])?(?P<split>train|validation|val|test)(?:[-_.]?\d.*|[-_.].*)?\.tar")
 
 
 @dataclass(slots=True)

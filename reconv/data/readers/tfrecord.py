@@ -26,7 +26,7 @@ from reconv.io.tensorflow_encoding import MalformedError
 IMAGE, LABEL, SYNSET, TEXT = "image/encoded", "image/class/label", "image/class/synset", "image/class/text"
 _WANTED = (LABEL, SYNSET, TEXT)
 _MAX_RECORD_BYTES = (1 << 32) - 1  # that a row of the index can hold
-_NAME = re.compile(r"(?P<split>train|validation|val)-\d+-of-\d+(\.tfrecords?)?")
+_NAME = re.compile(r"(?P<split>train|validation|val|test)-\d+-of-\d+(\.tfrecords?)?")
 
 
 def _scan_shard(path: str) -> ScannedShard:

@@ -75,7 +75,7 @@ class ValidationSplit:
 
     def _describe(self, num_train: int, num_val: int, by_class: bool) -> str:
         if self.fraction >= 1:
-            return f"no train/ and val/: all {num_val:,} images are evaluated"
+            return f"no validation split: all {num_val:,} images are evaluated"
         share = f"{100 * self.fraction:g}%" + (" of each class" if by_class else "")
         return (
             f"about {share} is held out for validation (data.validation_split, split_seed {self.seed}): "

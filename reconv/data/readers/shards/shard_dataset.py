@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from reconv.data.dataset import I64, Sample, Split
-from reconv.data.readers.folder import SPLIT_FOLDERS
+from reconv.data.readers.folder import SPLIT_FOLDERS, SPLIT_TITLES
 from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
 from reconv.data.storage.local import listing
 from reconv.errors import DataError
@@ -67,7 +67,7 @@ def find_shards(naming: ShardNaming, root: Path, split: Split) -> ShardFiles:
     if shards is None:
         names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
         raise DataError(
-            f"no {naming.title} for {'training' if split == 'train' else 'validation'} in {root}",
+            f"no {naming.title} for {SPLIT_TITLES[split]} in {root}",
             where=str(root),
             why=f"looked in {names} and in the folder itself",
             then=f"give the folder that holds both splits: --data DIR --set data.source={naming.kind}",
