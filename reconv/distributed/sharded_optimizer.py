@@ -38,6 +38,10 @@ class ShardedOptimizer:
         """The gradients of all parameters, so that their norm is that of the whole model."""
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
+    def params_with_grad(self) -> dict[str, Tensor]:
+        """The parameters of all ranks that have a gradient, by name."""
+        return {name: p for name, p in self._parameters.items() if p.grad is not None}
+
     def zero_grad(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None

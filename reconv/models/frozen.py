@@ -44,6 +44,12 @@ def head_patterns(model: nn.Module) -> tuple[str, ...]:
     return (f"{layers[-1]}.*",) if layers else ()
 
 
+def head_parameters(model: nn.Module) -> list[str]:
+    """The names of the head's parameters."""
+    patterns = head_patterns(model)
+    return [name for name, _ in model.named_parameters() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
 class FrozenBackbone:
     """The backbone of a network, frozen for a while: `unfreeze` trains what was trained before."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from reconv.optim.adamw import AdamW
+from reconv.optim.clip_grad import ClipGrad
 from reconv.optim.ema import ModelEma
 from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import Optimizer
-from reconv.optim.optimizer_factory import build_optimizer, optimizer_groups
+from reconv.optim.optimizer_factory import build_clip_grad, build_optimizer, optimizer_groups
 from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD
@@ -18,12 +19,14 @@ __all__ = [
     "LARS",
     "SGD",
     "AdamW",
+    "ClipGrad",
     "DecayGroups",
     "HalfPrecisionOptimizer",
     "ModelEma",
     "Optimizer",
     "RMSprop",
     "Rounding",
+    "build_clip_grad",
     "build_optimizer",
     "decay_groups",
     "norm_biases",

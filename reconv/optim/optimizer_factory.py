@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from reconv.models.frozen import head_parameters
 from reconv.optim.adamw import AdamW
+from reconv.optim.clip_grad import ClipGrad
 from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import BaseOptimizer
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 def optimizer_groups(section: schema.OptimizerConfig, model: nn.Module) -> DecayGroups:
     """The trainable parameters in the decay groups of a recipe's optimizer."""
     return decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
+
+
+def build_clip_grad(section: schema.OptimizerConfig, model: nn.Module) -> ClipGrad | None:
+    """The gradient clipping of a recipe; None: there is none."""
+    value = section.effective_clip_grad
+    if value is None:
+        return None
+    return ClipGrad(section.clip_mode, value, frozenset(head_parameters(model)))
 
 
 def build_optimizer(

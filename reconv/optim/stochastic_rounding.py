@@ -75,6 +75,11 @@ class HalfPrecisionOptimizer:
         self._fill_float32()
         return self._inner.grads()
 
+    def params_with_grad(self) -> dict[str, Tensor]:
+        """The float32 parameters that have a gradient, by name."""
+        self._fill_float32()
+        return self._inner.params_with_grad()
+
     def offload(self) -> None:
         """Keep the inner optimizer's state in host memory."""
         self._inner.offload()

@@ -23,6 +23,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         _points(recipe, plan),
         *_freezing(recipe, plan),
         *_optimizer(recipe, plan),
+        *_clip_grad(recipe),
         *_memory(recipe, plan),
         *_pipeline(recipe, plan),
         *_ending(recipe, plan),
@@ -244,6 +245,18 @@ def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
     if plan.alpha is not None and optimizer.alpha_exponent is not None:
         return [f"{optimizer.name}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
     return []
+
+
+def _clip_grad(recipe: Recipe) -> list[str]:
+    value, mode = recipe.optimizer.effective_clip_grad, recipe.optimizer.clip_mode
+    if value is None:
+        return []
+    how = {
+        "norm": f"norm at most {value:g}",
+        "value": f"each value at most {value:g}",
+        "agc": f"norm of each unit at most {value:g} x the norm of its weights, except in the head (AGC)",
+    }
+    return [f"gradients clipped: {how[mode]}"]
 
 
 def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:

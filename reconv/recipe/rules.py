@@ -449,6 +449,9 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
     if optimizer.alpha_exponent is not None and optimizer.alpha != 0.9:
         text = "sets alpha, as optimizer.alpha does; remove one of them"
         yield Contradiction(("optimizer.alpha_exponent", "optimizer.alpha"), text)
+    if optimizer.clip_grad == "auto" and optimizer.clip_mode != "norm":
+        text = f"{optimizer.clip_mode} needs a number in optimizer.clip_grad, as in 0.01 for agc"
+        yield Contradiction(("optimizer.clip_mode", "optimizer.clip_grad"), text)
     if is_lars and optimizer.weight_decay_exclude not in ("none", optimizer.lars_exclude):
         yield Contradiction(
             ("optimizer.weight_decay_exclude", "optimizer.lars_exclude"),

@@ -97,8 +97,19 @@ class OptimizerConfig(Section):
     """LARS: parameters that take plain momentum steps without weight decay."""
     implementation: Literal["auto", "foreach", "fused"] = "auto"
     """Implementation of the same mathematics; `auto` uses torch's fused one where it exists."""
+    clip_grad: PositiveFloat | Literal["auto"] | Off = "auto"
+    """Gradient clipping: the largest norm or value, or AGC's factor; `auto` is off, and for lamb 1 (max_grad_norm)."""
+    clip_mode: Literal["norm", "value", "agc"] = "norm"
+    """Clip the norm of the whole gradient, each value, or adaptively each unit (AGC) by the norm of its weights."""
     norm_bias_lr_scale: PositiveFloat = 1
     """SGD: factor of the learning rate of norm biases; their learning rate x weight decay stays the same."""
+
+    @property
+    def effective_clip_grad(self) -> float | None:
+        """`clip_grad` with `auto` replaced by timm's default for the optimizer; None is off."""
+        if isinstance(self.clip_grad, str):
+            return 1.0 if self.clip_grad == "auto" and self.name == "lamb" else None
+        return self.clip_grad
 
     @property
     def effective_eps(self) -> float:

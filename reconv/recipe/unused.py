@@ -51,6 +51,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield not from_0, f"schedule.name {schedule.name} always counts from step 0", ("schedule.warmup_mode",)
     optimizer = recipe.optimizer.name
     yield optimizer not in ("adamw", "lamb"), f"optimizer.name is {optimizer}", ("optimizer.momentum",)
+    yield recipe.optimizer.clip_grad != "off", "optimizer.clip_grad is off", ("optimizer.clip_mode",)
     fast = recipe.parallel.reduce == "fast"
     yield fast, "parallel.reduce is ordered", ("parallel.bucket_cap_mb", "parallel.gradient_compression")
     is_pipeline = recipe.parallel.pipeline_stages > 1

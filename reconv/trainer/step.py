@@ -17,7 +17,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.models.layers.batch_norm import LayerState
-from reconv.optim import ModelEma, Optimizer
+from reconv.optim import ClipGrad, ModelEma, Optimizer
 from reconv.precision import PrecisionPolicy
 from reconv.tasks.task import LossSums, Task
 
@@ -76,6 +76,7 @@ class TrainStep:
     strategy: ParallelStrategy
     lr_schedule: Callable[[int], float]
     ordered_reduction: bool  # one pass per group: gradients are added in the same order on any number of ranks
+    clip_grad: ClipGrad | None = None
     annotate: Annotate = no_annotation
     step_boundary: Callable[[], None] = lambda: None  # for devices that collect lazy operations into graphs
     graphs: StepGraphs | None = None
@@ -156,14 +157,15 @@ class TrainStep:
         return sums
 
     def _update(self, scalars: StepScalars, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Update weights, running statistics and EMA; returns the gradient norm and whether all was finite."""
+        """Update weights, running statistics and EMA; returns the norm before clipping and whether all was finite."""
         with self.annotate("optimizer"):
             self.strategy.reduce_gradients()
             grads = self.optimizer.grads()
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
-
+            if self.clip_grad is not None:
+                self.clip_grad(self.optimizer.params_with_grad(), grad_norm)
             self.optimizer.step(scalars.lr, ok)
             self.layer_state.commit(ok)
             if self.ema is not None:

@@ -26,9 +26,15 @@ KINDS = {
         "schedule.lr": "0.01",
     },
     "adamw": {"optimizer.name": "adamw", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
+    "agc": {"optimizer.clip_grad": "0.01", "optimizer.clip_mode": "agc"},
     "lamb": {"optimizer.name": "lamb", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
 }
-STATE = {"lars": {"momentum"}, "adamw": {"exp_avg", "exp_avg_sq", "step"}, "lamb": {"exp_avg", "exp_avg_sq", "step"}}
+STATE = {
+    "lars": {"momentum"},
+    "agc": {"momentum"},
+    "adamw": {"exp_avg", "exp_avg_sq", "step"},
+    "lamb": {"exp_avg", "exp_avg_sq", "step"},
+}
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -436,6 +436,19 @@ def test_the_plan_prints_the_constants_of_adamw() -> None:
     assert "adamw: betas 0.9 and 0.999, eps 1e-08, weight decay 0.05, none for norm-bias" in plan.lines
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({}, []),
+        ({"name": "lamb"}, ["gradients clipped: norm at most 1"]),
+        ({"name": "lamb", "clip_grad": "off"}, []),
+        ({"clip_grad": 0.5, "clip_mode": "value"}, ["gradients clipped: each value at most 0.5"]),
+    ],
+)
+def test_the_plan_prints_how_gradients_are_clipped(optimizer: dict[str, Any], expected: list[str]) -> None:
+    assert [line for line in plan_of(optimizer=optimizer).lines if "clipped" in line] == expected
+
+
 def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
     average = {"checkpoint_average": {"last": "2ep"}, "save": {"every": "50step"}}
     plan = plan_of(76_800, batch={"size": 768}, length="4ep", **average)

@@ -129,6 +129,7 @@ MESSAGES = [  # recipe, message without its line number
     ("optimizer: {lars_exclude: none, name: rmsprop-tf}", "optimizer.lars_exclude: is for lars"),
     ("optimizer: {implementation: fused, name: rmsprop}", "optimizer.implementation: is for sgd, lars and adamw"),
     ("optimizer: {implementation: fused, name: lamb}", "optimizer.implementation: is for sgd, lars and adamw"),
+    ("optimizer: {clip_mode: agc}", "optimizer.clip_mode: agc needs a number in optimizer.clip_grad"),
     ("optimizer: {betas: [0.8, 0.9]}", "optimizer.betas: is for adamw and lamb, but optimizer.name is sgd"),
     (
         "optimizer: {nesterov: true, name: adamw}",

@@ -10,7 +10,7 @@ from reconv.distributed.strategy import ParallelStrategy
 from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
-from reconv.optim import ModelEma, build_optimizer
+from reconv.optim import ModelEma, build_clip_grad, build_optimizer
 from reconv.precision import build_precision
 from reconv.recipe import schema
 from reconv.tasks.classification import ClassificationTask
@@ -29,7 +29,8 @@ class Parts:
         self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
         self.model = self.precision.cast_model(self.model).train()
         self.ema = ModelEma(self.model, 0.9)
-        self.optimizer = build_optimizer(optimizer or schema.OptimizerConfig(), self.model)
+        section = optimizer or schema.OptimizerConfig()
+        self.optimizer = build_optimizer(section, self.model)
         self.step = TrainStep(
             model=self.model,
             task=ClassificationTask(10),
@@ -41,6 +42,7 @@ class Parts:
             strategy=ParallelStrategy(),
             lr_schedule=lambda step: 0.1 / (1 + step),
             ordered_reduction=False,
+            clip_grad=build_clip_grad(section, self.model),
         )
 
     def tensors(self) -> dict[str, Tensor]:

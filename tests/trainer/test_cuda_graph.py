@@ -48,7 +48,14 @@ OPTIMIZERS = {
     "lars": schema.OptimizerConfig(name="lars"),
     "rmsprop": schema.OptimizerConfig(name="rmsprop"),
     "rmsprop-tf": schema.OptimizerConfig(name="rmsprop-tf"),
+    "adamw": schema.OptimizerConfig(name="adamw"),
+    "adamw-foreach": schema.OptimizerConfig(name="adamw", implementation="foreach"),
+    "lamb": schema.OptimizerConfig(name="lamb", weight_decay=0.02),
+    "clip-norm": schema.OptimizerConfig(clip_grad=0.5),
+    "clip-value": schema.OptimizerConfig(clip_grad=0.01, clip_mode="value"),
+    "clip-agc": schema.OptimizerConfig(clip_grad=0.01, clip_mode="agc"),
 }
+BITWISE = ("sgd", "adamw", "adamw-foreach", "lamb", "clip-norm", "clip-value", "clip-agc")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
@@ -66,7 +73,7 @@ def test_replayed_steps_equal_eager_steps(name: str, precision: str) -> None:
     ours, theirs = captured.tensors(), eager.tensors()
     if precision == "fp64":  # the fused kernel takes a learning rate on the device as float32
         assert [n for n in ours if not torch.allclose(ours[n], theirs[n], rtol=1e-5, atol=1e-6)] == []
-    elif name == "sgd":
+    elif name in BITWISE:
         assert [n for n in ours if not torch.equal(ours[n], theirs[n])] == []
 
 

@@ -39,6 +39,10 @@ def test_a_finite_step_changes_every_weight() -> None:
     assert [n for n in weights if torch.equal(before[f"model.{n}"], after[f"model.{n}"])] == []
 
 
+def clipped(mode: str) -> OptimizerConfig:
+    return OptimizerConfig.model_validate({} if mode == "off" else {"clip_grad": 0.01, "clip_mode": mode})
+
+
 class CountHostReads(TorchDispatchMode):
     """Counts host reads of tensor values, which would synchronize with an accelerator."""
 
@@ -52,8 +56,9 @@ class CountHostReads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_step_does_not_sync_with_the_host(precision: str) -> None:
-    parts = Parts(precision)
+@pytest.mark.parametrize("mode", ["off", "norm", "value", "agc"])
+def test_step_does_not_sync_with_the_host(precision: str, mode: str) -> None:
+    parts = Parts(precision, clipped(mode))
     with CountHostReads() as counter:
         for step in range(3):
             parts.step(step, [batch(first=8 * step)])
@@ -61,6 +66,42 @@ def test_step_does_not_sync_with_the_host(precision: str) -> None:
     with CountHostReads() as counter:
         float(torch.ones(()))
     assert counter.reads == 1  # the counter can count
+
+
+@pytest.mark.parametrize("mode", ["norm", "value", "agc"])
+def test_clipping_shortens_the_update_and_reports_the_norm_before(mode: str) -> None:
+    plain, clipping = Parts("fp64"), Parts("fp64", clipped(mode))
+    rows = batch(dtype=torch.float64)
+    before = [p.detach().clone() for p in plain.model.parameters()]
+    norms = [parts.step(0, [rows]).grad_norm for parts in (plain, clipping)]
+    moved = [
+        sum(float((p.detach() - old).abs().sum()) for p, old in zip(parts.model.parameters(), before, strict=True))
+        for parts in (plain, clipping)
+    ]
+    assert torch.equal(norms[0], norms[1]) and float(norms[0]) > 0.1
+    assert 0 < moved[1] < 0.9 * moved[0]
+
+
+@pytest.mark.parametrize("mode", ["norm", "value", "agc"])
+def test_a_non_finite_step_changes_no_tensor_with_clipping(mode: str) -> None:
+    parts = Parts("fp32", clipped(mode))
+    parts.step(0, [batch()])
+    before = parts.tensors()
+    result = parts.step(1, [batch(first=8, poison=float("inf"))])
+    after = parts.tensors()
+    assert not bool(result.ok)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_loss_scaling_does_not_change_what_is_clipped() -> None:
+    """Gradients are unscaled first: otherwise the scale of 65,536 would be clipped away."""
+    lightly, heavily = (Parts("fp16", OptimizerConfig(clip_grad=x, momentum=0, weight_decay=0)) for x in (1e6, 1e-3))
+    before = copy.deepcopy(lightly.model.state_dict())
+    norm = float(lightly.step(0, [batch()]).grad_norm)
+    heavily.step(0, [batch()])
+    for name, p in heavily.model.named_parameters():
+        full = lightly.model.get_parameter(name).detach() - before[name]
+        torch.testing.assert_close(p.detach() - before[name], full * 1e-3 / norm, rtol=1e-2, atol=1e-7)
 
 
 def test_loss_is_divided_by_the_weight_of_all_micro_batches() -> None:

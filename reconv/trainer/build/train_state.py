@@ -21,7 +21,7 @@ from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
 from reconv.models.frozen import FrozenBackbone
 from reconv.models.pipeline_split import split_stages
-from reconv.optim import ModelEma, Optimizer, Rounding, build_optimizer, optimizer_groups
+from reconv.optim import ModelEma, Optimizer, Rounding, build_clip_grad, build_optimizer, optimizer_groups
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import describe_dropped_boxes
 from reconv.trainer.build.init_weights import init_weights
@@ -196,6 +196,7 @@ def build_train_step(
         ema=train_state.ema,
         strategy=strategy,
         lr_schedule=partial(learning_rate, plan.schedule),
+        clip_grad=build_clip_grad(recipe.optimizer, network.model),
         ordered_reduction=recipe.parallel.reduce == "ordered",
         annotate=annotate,
         step_boundary=run.device.step_boundary,
