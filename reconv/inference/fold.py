@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reconv.models.external import BatchNormAct2d
+from reconv.models.layers.batch_norm import BatchNormAct2d
 
 
 def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
@@ -28,7 +28,8 @@ def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module,
         assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
         _fold(conv, norm)
         parent, _, child = norm_name.rpartition(".")
-        setattr(model.get_submodule(parent), child, norm.after if isinstance(norm, BatchNormAct2d) else nn.Identity())
+        left = nn.Sequential(norm.drop, norm.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
+        setattr(model.get_submodule(parent), child, left)
     return model, len(pairs)
 
 
@@ -36,9 +37,11 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
     """Fold the norm into the convolution's weight and bias, computed in float64."""
     assert norm.running_mean is not None and norm.running_var is not None
     dtype = conv.weight.dtype
-    scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else norm.weight.double() * scale
     bias = torch.zeros_like(norm.running_mean) if conv.bias is None else conv.bias
-    shift = norm.bias.double() + (bias.double() - norm.running_mean.double()) * scale
+    shift = (bias.double() - norm.running_mean.double()) * scale
+    shift = shift if norm.bias is None else norm.bias.double() + shift
     weight = (conv.weight.double() * scale.view(-1, 1, 1, 1)).to(dtype)
     conv.weight.copy_(weight)  # keeps its strides
     conv.bias = nn.Parameter(shift.to(dtype), requires_grad=False)

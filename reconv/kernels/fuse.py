@@ -33,9 +33,8 @@ from reconv.kernels.fused_modules.fused_layers import (
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormAct2d
 from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
 from reconv.models.efficientnet import EfficientNet, MBConv
-from reconv.models.external import BatchNormAct2d
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
-from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 from reconv.models.layers.conv import ConvNormAct, SameMaxPool2d, SqueezeExcitation
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2
 from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet

@@ -1,7 +1,7 @@
 """Networks of other packages (`timm:NAME`, `torchvision:NAME`) and your own (`my_pkg.nets:make`).
 
-Their batch norms and dropouts are replaced by ours, so that no layer uses torch's global generator. The packages are
-imported only when such a name is requested.
+Their batch norms and dropouts are replaced by ours (`replace_layers`). The packages are imported only when such a name
+is requested, and never asked for pretrained weights: nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -22,15 +22,12 @@ from torch import Tensor, nn
 from reconv import random as keys
 from reconv.custom_code import accepts, check_arguments, code_errors, load_object
 from reconv.errors import UsageError
-from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.dropout import DropConnect, Dropout, KeyedRandomLayer
+from reconv.models.replace_layers import replace_layers
 
 PACKAGES = ("timm", "torchvision")
 _ORIGIN = "reconv_origin"
-# Attributes in which packages keep the rate of a dropout that they call as a function: there is no layer to replace.
-_RATE_ATTRIBUTE = re.compile(r"(attn_|attention_|proj_|pos_|path_|head_)?drop(out|_path|_connect)?(_rate|_prob)?")
-_RANDOM_NAME = re.compile(r"drop|stochastic|noise|shake|random", re.IGNORECASE)
-_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
+# Options with which a package would download weights, or read them from a file.
+_WEIGHTS_OPTIONS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone", "checkpoint_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +36,23 @@ class ExternalModel:
 
     where: str  # its name in the recipe
     create: Callable[[], nn.Module]
+    num_classes: int | None = None  # of a package's classifier; None: a network of the user
 
 
 def build_external(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
-    """Another package's network, initialized by that package from a seed, with our batch norms and dropouts."""
-    module = _import(package)
-    known = module.list_models() if package == "timm" else module.models.list_models()
-    if name not in known:
-        raise _unknown(package, name, known)
-    create = module.create_model if package == "timm" else module.models.get_model
-    return _create(ExternalModel(f"{package}:{name}", partial(create, name, num_classes=num_classes, **options)), seed)
+    """Another package's classifier, initialized by that package from a seed, with our batch norms and dropouts."""
+    module = import_package(package)
+    _check_name(module, package, name)
+    _check_options(package, name, options)
+    arguments = {"num_classes": num_classes, **options}
+    if package == "timm":
+        create = module.create_model
+        if "in_channels" in arguments:
+            arguments["in_chans"] = arguments.pop("in_channels")
+    else:
+        create = module.models.get_model
+        arguments["weights"] = None
+    return _create(ExternalModel(f"{package}:{name}", partial(create, name, **arguments), num_classes), seed)
 
 
 def build_custom(path: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
@@ -67,15 +71,7 @@ def build_custom(path: str, num_classes: int, options: Mapping[str, Any], seed: 
     kept = {name: value for name, value in options.items() if name != "in_channels" or accepts(make, name)}
     arguments = {"num_classes": num_classes, **kept}
     check_arguments(make, arguments, path)
-    model = _create(ExternalModel(path, partial(make, **arguments)), seed)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, BatchNorm2d):
-            raise UsageError(
-                f"{path} has a {type(module).__name__} ({name})",
-                why="its statistics would depend on how a batch is split; only BatchNorm2d is replaced by ours",
-                then="use BatchNorm2d, GroupNorm or LayerNorm",
-            )
-    return model
+    return _create(ExternalModel(path, partial(make, **arguments)), seed)
 
 
 def reinit_external(model: nn.Module, seed: int) -> bool:
@@ -87,124 +83,131 @@ def reinit_external(model: nn.Module, seed: int) -> bool:
     return True
 
 
+def check_image_sizes(model: nn.Module, channels: int, sizes: Collection[int]) -> None:
+    """Raise UsageError if a network of another package does not take images of one of these sizes.
+
+    Tried on the meta device, so nothing is computed. Models of ours and models that cannot run there are not checked.
+    """
+    origin = getattr(model, _ORIGIN, None)
+    if not isinstance(origin, ExternalModel) or origin.num_classes is None:
+        return
+    was_training = model.training
+    for size in sorted(set(sizes)):
+        try:
+            with torch.no_grad():
+                output = model.eval()(torch.empty(2, channels, size, size, device="meta"))
+        except NotImplementedError:  # an operation that the meta device does not have
+            continue
+        except Exception as error:
+            if "meta" in str(error):
+                continue
+            raise _wrong_size(origin, model, size, str(error)) from error
+        if not isinstance(output, Tensor) or output.shape != (2, origin.num_classes):
+            found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise UsageError(
+                f"{origin.where} is not a classifier", why=f"it returns {found} instead of logits [n, classes]"
+            )
+    model.train(was_training)
+
+
+def _wrong_size(origin: ExternalModel, model: nn.Module, size: int, why: str) -> UsageError:
+    native = _native_size(model)
+    sized = f"--set data.preprocess.size={native}" if native else "set another size with --set data.preprocess.size=N"
+    by_option = (
+        f", or --set model.options.img_size={size} if it has that option" if origin.where.startswith("timm:") else ""
+    )
+    return UsageError(
+        f"{origin.where} does not take images of {size} x {size} pixels",
+        where="data.preprocess.size",
+        why=why.splitlines()[0] if why else "",
+        then=f"{sized}{by_option}",
+    )
+
+
+def _native_size(model: nn.Module) -> int | None:
+    """The image size that a network was designed for, where its package says so."""
+    config = getattr(model, "default_cfg", None)  # timm's
+    size = config.get("input_size") if isinstance(config, Mapping) else None
+    native = size[-1] if isinstance(size, Sequence) and size else getattr(model, "image_size", None)
+    return native if isinstance(native, int) else None
+
+
 def _create(origin: ExternalModel, seed: int) -> nn.Module:
     """The network as its package builds it after torch.manual_seed, with our layers in place."""
-    # On the CPU whatever the default device is: constructors read values back.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    if origin.num_classes is not None and torch.get_default_device().type == "meta":
+        try:
+            return _create_on(torch.device("meta"), origin, seed)
+        except (NotImplementedError, RuntimeError):  # its constructor reads values back
+            return _create_on(torch.device("cpu"), origin, seed).to("meta")
+    return _create_on(torch.device("cpu"), origin, seed)  # whatever the default device is: constructors read values
+
+
+def _create_on(device: torch.device, origin: ExternalModel, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), device, warnings.catch_warnings():
+        if origin.num_classes is not None:
+            warnings.simplefilter("ignore")  # of packages to their own developers
         torch.manual_seed(keys.key(seed, f"init:{origin.where}") & 0x7FFFFFFFFFFFFFFF)
         try:
             with code_errors():
                 model = origin.create()
         except (TypeError, ValueError) as error:
             options = getattr(origin.create, "keywords", {})
-            raise UsageError(f"{origin.where} cannot be built with {dict(options)}", why=str(error)) from error
+            raise UsageError(
+                f"{origin.where} cannot be built with {dict(options)}",
+                why=str(error),
+                then="--set data.preprocess.channels=3" if "in_chan" in str(error) else "",
+            ) from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"{origin.where} returns a {type(model).__name__}, not a torch.nn.Module")
-        _replace_layers(model)
-    _check_random_layers(model, origin.where)
+        replace_layers(model, origin.where)
     object.__setattr__(model, _ORIGIN, origin)
     return model
 
 
-def _import(package: str) -> ModuleType:
+def import_package(package: str) -> ModuleType:
+    """timm or torchvision; raises UsageError with what to install."""
+    install = f"pip install 'reconv[{package}]', which fits torch {torch.__version__}"
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{package} is not installed",
-            why=str(error),
-            then=f"pip install {package}, in a version made for torch {torch.__version__}",
-        ) from error
+        raise UsageError(f"{package} is not installed", why=str(error), then=install) from error
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch fails while it loads
         raise UsageError(
             f"{package} is installed but cannot be imported",
-            why=str(error).splitlines()[0],
-            then=f"install the version made for torch {torch.__version__}",
+            why=f"{str(error).splitlines()[0]}: it is probably built for another torch",
+            then=install,
         ) from error
 
 
-def _unknown(package: str, name: str, known: Sequence[str]) -> UsageError:
+def _check_name(module: ModuleType, package: str, name: str) -> None:
+    """Raise UsageError unless the package has a classifier of this name."""
+    if package == "timm":
+        known = module.list_models()
+        if name.partition(".")[0] in known:  # a tag, as in vit_small_patch16_224.dino, names pretrained weights
+            return
+    else:
+        known = module.models.list_models(module=module.models)
+        if name in known:
+            return
+        if name in module.models.list_models():
+            raise UsageError(
+                f"torchvision:{name} is not an image classifier that can be trained",
+                where="model.name",
+                why="networks for detection, segmentation and video, and quantized ones, are not supported",
+                then=f"use one such as torchvision:{known[0]}" if known else "",
+            )
     close = difflib.get_close_matches(name, known, n=1)
-    return UsageError(
-        f"{package} has no model called {name!r}", why=f"did you mean {package}:{close[0]}?" if close else ""
+    raise UsageError(
+        f"{package} has no model called {name!r}",
+        where="model.name",
+        why=f"did you mean {package}:{close[0]}?" if close else "",
     )
 
 
-class BatchNormAct2d(BatchNorm2d):
-    """Our batch norm followed by a dropout and an activation, in place of timm's layer of that name."""
-
-    def __init__(self, theirs: nn.BatchNorm2d, *after: nn.Module) -> None:
-        super().__init__(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
-        self.after = nn.Sequential(*after)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.after(super().forward(x))
-        return output
-
-
-def _replace_layers(parent: nn.Module) -> None:
-    """Replace batch norms and dropouts by ours, recursively."""
-    for name, child in list(parent.named_children()):
-        _replace_layers(child)
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(parent, name, _our_batch_norm(child))
-        elif (drop := _keyed_drop(child)) is not None:
-            setattr(parent, name, drop)
-
-
-def _keyed_drop(theirs: nn.Module) -> nn.Module | None:
-    """Our equivalent of another package's dropout layer; None if it is not a known one."""
-    kind = type(theirs).__name__
-    if type(theirs) is nn.Dropout:
-        rate, per = theirs.p, None
-    elif kind == "StochasticDepth":  # torchvision's
-        rate, per = float(vars(theirs)["p"]), "batch" if vars(theirs)["mode"] == "batch" else "sample"
-    elif kind == "DropPath" and vars(theirs).get("scale_by_keep", True):  # timm's
-        rate, per = float(vars(theirs)["drop_prob"] or 0.0), "sample"
-    else:
-        return None
-    if not 0 <= rate < 1:
+def _check_options(package: str, name: str, options: Mapping[str, Any]) -> None:
+    asked = next((option for option in _WEIGHTS_OPTIONS if options.get(option)), None)
+    if asked is not None:
         raise UsageError(
-            f"this network has a {kind} with drop rate {rate:g}", why="a drop rate is at least 0 and below 1"
+            f"model.options.{asked} cannot be set: networks are built without pretrained weights",
+            then=f"load them with --init {package}:{name}",
         )
-    ours = Dropout(rate) if per is None else DropConnect(rate, "batch" if per == "batch" else "sample")
-    return ours.train(theirs.training)
-
-
-def _check_random_layers(model: nn.Module, where: str) -> None:
-    """Raise UsageError for a layer that would use torch's global generator in training: resume would not be exact."""
-    for name, module in model.named_modules():
-        if isinstance(module, KeyedRandomLayer):
-            continue
-        is_leaf = next(module.children(), None) is None
-        is_named = is_leaf and _RANDOM_NAME.search(type(module).__name__) is not None
-        draws = isinstance(module, _RANDOM_LAYERS) or is_named
-        rates = {
-            key: value
-            for key, value in vars(module).items()
-            if isinstance(value, float) and (_RATE_ATTRIBUTE.fullmatch(key) or (draws and key in ("p", "prob")))
-        }
-        if any(rate > 0 for rate in rates.values()) or (draws and not rates):
-            kind = type(module).__name__
-            raise UsageError(
-                f"{where} has a random layer of the class {kind}" + (f" ({name})" if name else ""),
-                why="it uses torch's global generator, so a resumed run would differ"
-                + "".join(f"; its {key} is {rate:g}" for key, rate in rates.items() if rate > 0),
-                then="switch it off in model.options, as in --set model.options.dropout=0, or choose another network",
-            )
-
-
-def _our_batch_norm(theirs: nn.BatchNorm2d) -> nn.Module:
-    """Our batch norm with the values of theirs."""
-    if not (theirs.affine and theirs.track_running_stats):
-        raise UsageError("this network has a batch norm without weights or running statistics, which is not supported")
-    kind = type(theirs).__name__
-    if kind == "BatchNorm2d":
-        ours = BatchNorm2d(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
-    elif kind == "BatchNormAct2d":  # timm's
-        ours = BatchNormAct2d(theirs, theirs.get_submodule("drop"), theirs.get_submodule("act"))
-    else:
-        raise UsageError(f"this network has batch norms of the class {kind}, which is not supported")
-    own = {key: value for key, value in theirs.state_dict().items() if key in ours.state_dict()}
-    ours.load_state_dict(own)
-    return ours.train(theirs.training)

@@ -10,7 +10,7 @@ from torch import nn
 
 from reconv.inference.fold import fold_batch_norms
 from reconv.models import build_model
-from reconv.models.external import BatchNormAct2d
+from reconv.models.layers.batch_norm import BatchNormAct2d
 
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet": ("resnet18", {}, 64),
@@ -98,8 +98,7 @@ def test_a_norm_is_kept_if_its_conv_has_other_consumers(kind: type[nn.Module]) -
 
 
 def test_the_activation_of_an_external_norm_is_kept() -> None:
-    theirs = nn.BatchNorm2d(4)
-    model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(theirs, nn.Identity(), nn.ReLU())))
+    model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4, nn.Identity(), nn.ReLU())))
     folded, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 1

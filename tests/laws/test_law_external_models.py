@@ -41,7 +41,7 @@ class StochasticDepth(nn.Module):
         return x * torch.empty(len(x), 1, 1, 1).bernoulli_(1 - self.p) / (1 - self.p) if self.training else x
 
 
-def get_model(name: str, num_classes: int, in_channels: int) -> nn.Module:
+def get_model(name: str, num_classes: int, in_channels: int, weights: None) -> nn.Module:
     body = (nn.Conv2d(in_channels, 8, 3), nn.BatchNorm2d(8), StochasticDepth(0.5, "row"), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*body, nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, num_classes))
 
@@ -50,7 +50,7 @@ def test_resumed_run_of_an_external_model_with_dropout_equals_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = types.ModuleType("torchvision")
-    package.models = types.SimpleNamespace(get_model=get_model, list_models=lambda: ["tiny"])
+    package.models = types.SimpleNamespace(get_model=get_model, list_models=lambda module=None: ["tiny"])
     monkeypatch.setitem(sys.modules, "torchvision", package)
     given = [(field, value, "--set") for field, value in SETTINGS.items()]
 

@@ -17,8 +17,7 @@ from reconv.kernels import dispatch
 from reconv.kernels.fused_modules.fused_layers import FusedSqueezeExcitation, pool_window
 from reconv.kernels.reference import Activation
 from reconv.kernels.window import STEM_WINDOWS
-from reconv.models.external import BatchNormAct2d
-from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 
 if TYPE_CHECKING:
     from reconv.kernels.batch_norm.ops import NormParams
@@ -47,13 +46,15 @@ class FusedBatchNorm2d(BatchNorm2d):
     """Batch norm computed by Triton kernels in training."""
 
     def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
-        return self.forward_act(x, "none") if self.supports(x) else super().forward_groups(x, groups)
+        is_supported = groups == self.groups and self.supports(x)
+        return self.forward_act(x, "none") if is_supported else super().forward_groups(x, groups)
 
     def supports(self, *tensors: Tensor) -> bool:
         """Whether the kernels can compute this norm, and the operations fused with it, for these tensors."""
         return (
             self.training
             and not self.frozen
+            and self.affine
             and self.all_reduce is None
             and self.groups is not None
             and dispatch.supports_groups(self.groups)

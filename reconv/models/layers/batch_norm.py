@@ -30,6 +30,10 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
+        self.init_group_state()
+
+    def init_group_state(self) -> None:
+        """Add the attributes that torch's batch norm does not have."""
         self.groups: tuple[int, ...] | None = None
         self.frozen = False
         # Mean and unbiased variance [2, channels] of each group in the last forward pass. Overwritten and never read
@@ -47,7 +51,7 @@ class BatchNorm2d(nn.BatchNorm2d):
             return F.batch_norm(x, *self._running_stats(), self.weight, self.bias, False, 0.0, self.eps)
         if not self.training or self.groups is None:
             return super().forward(x)
-        return self.forward_groups(x, self.groups)
+        return self.forward_groups(x, rows_of_groups(self.groups, x.shape[0]))
 
     def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
         """The training output, and the statistics of each group in `batch_stats`."""
@@ -62,8 +66,9 @@ class BatchNorm2d(nn.BatchNorm2d):
         if self.all_reduce is not None:
             return self._normalize_shared_group(x, self.all_reduce)
         if x.numel() == x.shape[1]:
-            output = ((x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
-            return output, torch.stack([x.detach().flatten().to(running_mean.dtype), running_var])
+            return self._scale_and_shift(x - x, 1.0).to(x.dtype), torch.stack(
+                [x.detach().flatten().to(running_mean.dtype), running_var]
+            )
         # With momentum 1, torch writes the batch's own mean and unbiased variance into the running statistics it is
         # given, on every device, fused with the normalization.
         statistics = running_mean.new_zeros(2, self.num_features)
@@ -73,21 +78,62 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _normalize_shared_group(self, x: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """The output of this process's part of a group that several processes share (two all-reduces)."""
         running_mean, _ = self._running_stats()
-        x_accumulate = x.to(running_mean.dtype)
-        sums = torch.cat([x_accumulate.sum((0, 2, 3)), x_accumulate.new_tensor([x.numel() / x.shape[1]])])
+        x_accumulate, others = x.to(running_mean.dtype), (0, *range(2, x.dim()))  # all dimensions but the channels
+        sums = torch.cat([x_accumulate.sum(others), x_accumulate.new_tensor([x.numel() / x.shape[1]])])
         totals = all_reduce(sums)
         count = totals[-1].detach()
         mean = totals[:-1] / count
-        centered = x_accumulate - mean.view(1, -1, 1, 1)
-        variance = all_reduce((centered * centered).sum((0, 2, 3))) / count
-        scale = (variance + self.eps).rsqrt() * self.weight
-        output = centered * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        centered = x_accumulate - _per_channel(mean, x)
+        variance = all_reduce((centered * centered).sum(others)) / count
+        output = self._scale_and_shift(centered, (variance + self.eps).rsqrt())
         unbiased = variance.detach() * (count / (count - 1))
         return output.to(x.dtype), torch.stack([mean.detach(), unbiased])
+
+    def _scale_and_shift(self, x: Tensor, scale: Tensor | float) -> Tensor:
+        """x times scale, then the norm's weight and bias, if it has any."""
+        scale = scale if self.weight is None else scale * self.weight
+        scaled = x * (_per_channel(scale, x) if isinstance(scale, Tensor) else scale)
+        return scaled if self.bias is None else scaled + _per_channel(self.bias, x)
 
     def _running_stats(self) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
         return self.running_mean, self.running_var
+
+
+class BatchNorm1d(BatchNorm2d):
+    """The same for features [n, channels] and sequences [n, channels, length]."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() not in (2, 3):
+            raise ValueError(f"expected 2D or 3D input, got {input.dim()}D input")
+
+
+class BatchNormAct2d(BatchNorm2d):
+    """Batch norm, a dropout and an activation: timm's layer of that name, with our batch norm."""
+
+    def __init__(self, num_features: int, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__(num_features)
+        self.drop = drop
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(x)))
+        return output
+
+
+def rows_of_groups(groups: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
+    """The number of rows of each group, where every sample has the same number of rows, such as windows or tokens."""
+    num_samples = sum(groups)
+    if num_rows == num_samples:
+        return groups
+    if num_rows % num_samples:
+        raise ValueError(f"a batch norm got {num_rows} rows for {num_samples} samples, which is not a multiple")
+    return tuple(size * (num_rows // num_samples) for size in groups)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Values [channels] in a shape that broadcasts to x [n, channels, ...]."""
+    return values.view(1, -1, *([1] * (x.dim() - 2)))
 
 
 class LayerState:

@@ -59,6 +59,10 @@ class KeyedRandomLayer(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
+        self.init_keys(rate)
+
+    def init_keys(self, rate: float) -> None:
+        """Set the drop rate, and the keys of its random numbers to none."""
         if not 0 <= rate < 1:
             raise ValueError(f"a drop rate is in [0, 1), not {rate}")
         self.rate = rate
@@ -70,9 +74,13 @@ class KeyedRandomLayer(nn.Module):
         return f"rate={self.rate}"
 
     def _uniform(self, x: Tensor, keys: Tensor | None, num_elements: int) -> Tensor:
+        """Numbers for `num_elements` elements of each row of x; a sample may have several rows, such as windows."""
         if keys is None:
             return torch.rand(x.shape[0], num_elements, device=x.device)
-        return uniform_per_sample(keys, self.key, num_elements)
+        num_rows, remainder = divmod(x.shape[0], keys.shape[0])
+        if remainder:
+            raise ValueError(f"a dropout got {x.shape[0]} rows for {keys.shape[0]} samples, which is not a multiple")
+        return uniform_per_sample(keys, self.key, num_rows * num_elements).view(x.shape[0], num_elements)
 
 
 class Dropout(KeyedRandomLayer):
@@ -83,6 +91,16 @@ class Dropout(KeyedRandomLayer):
             return x
         keep = self._uniform(x, self.sample_keys, x[0].numel()) >= self.rate
         return x * keep.view(x.shape).to(x.dtype) * (1 / (1 - self.rate))
+
+
+class ChannelDropout(KeyedRandomLayer):
+    """Drops whole channels of x [n, channels, ...] and scales the rest: torch's Dropout1d, Dropout2d and Dropout3d."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = self._uniform(x, self.sample_keys, x.shape[1]) >= self.rate
+        return x * keep.view(*keep.shape, *([1] * (x.dim() - 2))).to(x.dtype) * (1 / (1 - self.rate))
 
 
 class DropConnect(KeyedRandomLayer):
@@ -102,7 +120,11 @@ class DropConnect(KeyedRandomLayer):
         if self.per == "sample":
             return self._uniform(x, self.sample_keys, 1) >= self.rate
         sizes = list(self.groups or (x.shape[0],))
+        num_rows = x.shape[0] // sum(sizes)  # of a sample
         starts = [sum(sizes[:g]) for g in range(len(sizes))]
         keys = None if self.sample_keys is None else torch.stack([self.sample_keys[start] for start in starts])
         values = self._uniform(x[: len(sizes)], keys, 1)
-        return torch.cat([value.expand(size, 1) for value, size in zip(values, sizes, strict=True)]) >= self.rate
+        return (
+            torch.cat([value.expand(size * num_rows, 1) for value, size in zip(values, sizes, strict=True)])
+            >= self.rate
+        )

@@ -32,6 +32,7 @@ from reconv.models.activation_checkpoint import (
     choose_stages,
     segment_stages,
 )
+from reconv.models.external import check_image_sizes
 from reconv.models.fastnet import FastNet
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
@@ -67,6 +68,8 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         raise RecipeError(f"{recipe.model.name} is a detector, and the task is {recipe.task}", where="model.name")
     if names_code(recipe.model.name):
         _check_logits(model, recipe, num_classes)
+    sizes = {recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.size}
+    check_image_sizes(model, recipe.data.preprocess.channels, sizes)
     decay_groups(model, recipe.optimizer.weight_decay_exclude)
     build_activation_checkpointing(model, recipe, torch.float32)
     if recipe.parallel.pipeline_stages > 1:
