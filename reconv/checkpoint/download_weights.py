@@ -147,7 +147,7 @@ def _timm_url(model: str) -> str:
         raise UsageError(
             "timm is not installed, which is needed to find the URLs of its weights",
             where=f"timm:{model}",
-            then="pip install timm, or download the weights and use the file",
+            then="pip install 'reconv[timm]', or download the weights and use the file",
         ) from error
     try:
         config = timm.get_pretrained_cfg(model, allow_unregistered=False)

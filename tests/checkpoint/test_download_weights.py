@@ -198,7 +198,7 @@ def test_file_names_are_not_remote() -> None:
 
 def test_timm_weights_without_timm_are_an_error_with_a_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UsageError, match=r"(?s)timm is not installed.*pip install timm"):
+    with pytest.raises(UsageError, match=r"(?s)timm is not installed.*pip install 'reconv\[timm\]'"):
         download_weights("timm:resnet50")
 
 
