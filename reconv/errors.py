@@ -54,6 +54,12 @@ class ReconvError(Exception):
         return {**text, "code": int(self.code), "is_reported": self.is_reported}
 
 
+def one_of(*lines: str) -> str:
+    """What to type next: one line, or a list of lines of which each one would do."""
+    distinct = list(dict.fromkeys(lines))
+    return distinct[0] if len(distinct) == 1 else "\n".join(["one of", *(f"           {line}" for line in distinct)])
+
+
 class UsageError(ReconvError):
     code = ExitCode.USAGE
 

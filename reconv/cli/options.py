@@ -162,7 +162,9 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
             then="use one of them",
         )
     if per_device is not None:
-        return "batch.size", per_device * devices, "--batch-per-device"
+        from reconv.recipe.units import BatchPerDevice
+
+        return "batch.size", BatchPerDevice(per_device, devices), "--batch-per-device"
     return "batch.size", size, "--batch-size"
 
 

@@ -39,7 +39,7 @@ from reconv.errors import UsageError
 @click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Number of epochs.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size: all devices, one step.")
 @click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device.")
-@click.option("--lr", metavar="X", type=click.FloatRange(min=0, min_open=True), help="Learning rate (schedule.lr).")
+@click.option("--lr", metavar="X", help="Learning rate as in 0.1, 2^-11 or '0.1 per 256' (schedule.lr).")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one per device.")
@@ -69,7 +69,7 @@ def train(
     epochs: float | None,
     batch_size: int | None,
     batch_per_device: int | None,
-    lr: float | None,
+    lr: str | None,
     workers: int | None,
     device: str,
     devices: int | None,

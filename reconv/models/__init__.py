@@ -27,6 +27,7 @@ __all__ = [
     "init_weights",
     "model_names",
     "model_spec",
+    "option_names",
     "stages_of",
 ]
 
@@ -50,6 +51,11 @@ _NEEDS_NORM: Mapping[str, tuple[str, ...]] = {
 def model_names() -> list[str]:
     """Every name that `build_model` knows, apart from timm:NAME, torchvision:NAME and import paths."""
     return list(_SPECS)
+
+
+def option_names(name: str) -> list[str] | None:
+    """The options of one of our networks; None for a network of another package or of an unknown name."""
+    return [field.name for field in fields(_SPECS[name])] if name in _SPECS else None
 
 
 def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:

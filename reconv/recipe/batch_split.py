@@ -9,11 +9,11 @@ than devices, each group is divided over an equal number of devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reconv.errors import RecipeError
+from reconv.errors import RecipeError, one_of
 from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
 
@@ -60,7 +60,11 @@ def num_copies(recipe: Recipe, num_devices: int) -> int:
     if num_devices % each:
         raise RecipeError(
             f"parallel.pipeline_stages {each}: {count(num_devices, 'device')} cannot form pipelines of {each}",
-            then=f"--devices {each}, or a multiple of it",
+            then=one_of(
+                *([f"--devices {num_devices // each * each}"] if num_devices > each else []),
+                f"--devices {math.ceil(num_devices / each) * each}",
+                "--set parallel.pipeline_stages=1 --set 'parallel.pipeline_splits=[]'",
+            ),
         )
     return num_devices // each
 
@@ -74,14 +78,20 @@ def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ..
         raise RecipeError(
             "parallel.pipeline_stages: all micro-batches of a step must have the same group sizes",
             why=f"batch.size {recipe.batch.size} in groups of {split.group} gives {len(distinct)} different ones",
-            then="use a batch.size that is a multiple of batch.micro x the number of model replicas",
+            then=one_of(*(f"--batch-size {size}" for size in _even_sizes(split))),
         )
     if parallel.pipeline_schedule == "1f1b" and split.num_micro < parallel.pipeline_stages:
         raise RecipeError(
             f"parallel.pipeline_schedule: 1f1b needs {parallel.pipeline_stages} micro-batches or more, "
             f"not {split.num_micro}",
-            then="use a smaller batch.micro, or --set parallel.pipeline_schedule=gpipe",
+            then=one_of("--set parallel.pipeline_schedule=gpipe", f"--set batch.micro={split.group}"),
         )
+
+
+def _even_sizes(split: Split) -> list[int]:
+    """Batch sizes near this one that give all micro-batches of a step the same groups."""
+    each, size = split.micro * len(split.on_devices), sum(split.groups)
+    return [multiple for multiple in (size // each * each, (size // each + 1) * each) if multiple > 0]
 
 
 def split_batch(recipe: Recipe, world_size: int) -> Split:
@@ -104,9 +114,10 @@ def _split_by_hardware(recipe: Recipe, size: int, world_size: int) -> Split:
     """batch.group: micro. Each micro-batch is a group."""
     if size % world_size:
         fitting = sorted({max(size // world_size, 1) * world_size, (size // world_size + 1) * world_size})
+        fewer = max(devices for devices in range(1, world_size) if size % devices == 0)
         raise RecipeError(
             f"batch.size {size} is not divisible by {world_size} devices",
-            then=f"sizes that work: {_listed(fitting)}, as in --batch-size {fitting[-1]}",
+            then=one_of(*(f"--batch-size {fit}" for fit in fitting), f"--devices {fewer}"),
         )
     per_device = size // world_size
     groups = _even(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
@@ -122,25 +133,19 @@ def _assign_groups(groups: Sequence[int], world_size: int) -> tuple[tuple[int, .
 
 def _divide_groups(recipe: Recipe, groups: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...]:
     """Each device's part of a group, with an equal number of devices per group."""
-    then = _what_fits(recipe.batch.size, world_size)
-    if world_size % len(groups) or min(groups) < world_size // len(groups):
+    groups_text = f"{count(len(groups), 'group')} of {max(groups)} samples"
+    if not _is_divisible(groups, world_size):
         raise RecipeError(
-            f"{count(len(groups), 'group')} of {max(groups)} samples cannot be divided over {world_size} devices",
+            f"{groups_text} cannot be divided over {world_size} devices",
             why="each device needs whole groups, or an equal number of devices must share each group",
-            then=then,
+            then=one_of(*_what_fits(recipe, groups, world_size)),
         )
-    reason = None
-    if recipe.parallel.reduce == "ordered":
-        reason = "parallel.reduce: ordered sums the gradients of whole groups"
-    elif recipe.augment.mixes:
-        reason = "MixUp and CutMix would need samples of another device"
-    elif recipe.model.options.get("drop_connect_per") == "batch" and recipe.model.options.get("drop_connect") != 0:
-        reason = "drop_connect_per: batch decides for a whole group, and each device would decide for its part"
+    reason = _why_whole(recipe)
     if reason is not None:
         raise RecipeError(
-            f"{count(len(groups), 'group')} of {max(groups)} samples for {world_size} devices would have to be shared",
+            f"{groups_text} for {world_size} devices would have to be shared",
             why=reason,
-            then=then,
+            then=one_of(*_what_fits(recipe, groups, world_size)),
         )
     per_group = world_size // len(groups)
     parts: list[tuple[int, ...]] = []
@@ -150,14 +155,39 @@ def _divide_groups(recipe: Recipe, groups: Sequence[int], world_size: int) -> tu
     return tuple(parts)
 
 
-def _what_fits(size: int, world_size: int) -> str:
-    """A hint with group sizes that give every device at least one group."""
-    if size < world_size:
-        return f"use at most {size} devices, or --batch-size {world_size} or more"
-    fitting = [group for group in range(2, size + 1) if len(cut_groups(size, group)) >= world_size]
+def _is_divisible(groups: Sequence[int], world_size: int) -> bool:
+    """Whether an equal number of devices can share each group."""
+    return world_size % len(groups) == 0 and min(groups) >= world_size // len(groups)
+
+
+def _why_whole(recipe: Recipe) -> str | None:
+    """Why a device must have whole groups; None: several may share one."""
+    options = recipe.model.options
+    if recipe.parallel.reduce == "ordered":
+        return "parallel.reduce: ordered sums the gradients of whole groups"
+    if recipe.augment.mixes:
+        return "MixUp and CutMix would need samples of another device"
+    if options.get("drop_connect_per") == "batch" and options.get("drop_connect") != 0:
+        return "drop_connect_per: batch decides for a whole group, and each device would decide for its part"
+    return None
+
+
+def _what_fits(recipe: Recipe, groups: Sequence[int], world_size: int) -> Iterator[str]:
+    """Options with which the devices can share the batch."""
+    size, group = recipe.batch.size, recipe.batch.group
+    may_share = _why_whole(recipe) is None
+    fewer = range(world_size - 1, 0, -1)
+    fits = (n for n in fewer if n <= len(groups) or (may_share and _is_divisible(groups, n)))
+    yield f"--devices {next(fits)}"
+    if isinstance(group, int):
+        yield f"--batch-size {group * world_size} --set batch.group={group}"
+    elif size < world_size and may_share:
+        yield f"--batch-size {world_size}"
+    smallest = 2 if not recipe.augment.mixes else max(2, recipe.augment.cutmix.roll + 1)
+    fitting = [group for group in range(smallest, size + 1) if len(cut_groups(size, group)) >= world_size]
     even = [group for group in fitting if size % (group * world_size) == 0]
-    some = (even or fitting or [1])[-6:]
-    return f"group sizes that work: {_listed(some)}, as in --set batch.group={some[-1]} (this changes batch norm)"
+    for largest in (even or fitting)[-1:]:  # other batch norm statistics
+        yield f"--set batch.group={largest}"
 
 
 def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:
@@ -176,11 +206,6 @@ def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_dev
             f"batch.micro {micro} is not a multiple of batch.group {recipe.batch.group}"
             + (f" ({group} samples)" if recipe.batch.group == "all" else ""),
             why="batch norm, MixUp and CutMix work on a whole group",
-            then=f"sizes that work: {_listed(fitting[:8])}, as in --set batch.micro={near}; "
-            f"or change the groups: --set batch.group={micro}",
+            then=one_of("--set batch.micro=auto", f"--set batch.micro={near}", f"--set batch.group={micro}"),
         )
     return micro // group
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(str(number) for number in numbers)

@@ -1,6 +1,7 @@
 """Load a recipe: YAML files, `extends` and overrides become a `Recipe`, with the origin of each value.
 
-`load` returns a valid recipe or raises one `RecipeError` that lists every problem with its file and line.
+`load` returns a valid recipe or raises one `RecipeError` that lists every problem with its file and line. What a user
+did not write follows what they did (`adapt`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +20,21 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from reconv.custom_code import anchor, is_file_path
-from reconv.errors import RecipeError
+from reconv.errors import RecipeError, one_of
 from reconv.recipe import yaml_document as document
+from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
 from reconv.recipe.code_fields import map_import_paths, references_in
 from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
+from reconv.recipe.resolved import Resolved
 from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
-from reconv.recipe.schema import Recipe, ScheduleConfig
-from reconv.recipe.units import split_rate
+from reconv.recipe.schema import BatchConfig, Recipe, ScheduleConfig
+from reconv.recipe.units import BatchPerDevice, Duration, split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin for messages
 
-_ALL_FIELDS = "`reconv recipes show quickstart` lists all fields"
+_ABSENT = object()
 _OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about one file
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
@@ -49,21 +55,14 @@ _MAY_CHANGE = (
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A recipe, the origin of each of its values, and its file."""
-
-    recipe: Recipe
-    origins: Mapping[str, str]  # dotted leaf -> "default", "quickstart.yaml:12", "--batch-size", ...
-    file: Path | None
-    header: str  # the file's leading comment
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class _Origin:
     layer: int  # 0: the requested file, then what it extends; overrides last
     line: int
     text: str
+
+
+_FITTED = _Origin(_OVERRIDES - 2, 0, "fitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,10 @@ class _Layer:
     text: str
     content: document.Document
 
+    @property
+    def is_preset(self) -> bool:
+        return self.path.is_relative_to(PRESETS)
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -83,6 +86,10 @@ class _Draft:
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[document.Path, _Origin] = field(default_factory=dict)
     problems: list[tuple[_Origin, str]] = field(default_factory=list)
+    cures: list[str] = field(default_factory=list)  # options that resolve problems
+    num_own: int = 0  # layers of files that are not presets; they come first
+    overridden: dict[str, Any] = field(default_factory=dict)  # fields whose override may change the result
+    per_device: int | None = None  # batch size per device, where it was given so
 
     def put(self, path: document.Path, value: Any, origin: _Origin) -> None:
         """Set a value; mappings are merged key by key."""
@@ -109,6 +116,13 @@ class _Draft:
         self.tree.pop(key, None)
         self._forget((key,))
 
+    def drop_claims(self, changed: Mapping[str, Any], origin: _Origin) -> None:
+        """Drop the expected result, and note the fields that invalidate the description."""
+        if self.origin(("expect",)).layer != _OVERRIDES:
+            self.drop("expect")
+        if origin.layer == _OVERRIDES:
+            self.overridden |= changed
+
     def switch_schedule(self, name: object) -> None:
         """If another schedule is chosen, remove fields it does not use: they were meant for the old one."""
         written = self.tree.get("schedule")
@@ -119,14 +133,30 @@ class _Draft:
             del written[key]
             self._forget(("schedule", key))
 
-    def holds(self, path: document.Path, value: Any) -> bool:
-        """Whether a key already has this value."""
+    def explicit(self) -> frozenset[str]:
+        """The fields that the user wrote, in files or as overrides."""
+        own = [p for p, origin in self.origins.items() if origin.layer == _OVERRIDES or origin.layer < self.num_own]
+        return frozenset(".".join(path) for path in own)
+
+    def is_nearer(self, name: str, other: str) -> bool:
+        """Whether a field was written by an override or in a file nearer to the requested one than another field."""
+        paths = [tuple(field.split(".")) for field in (name, other)]
+        layers = [self.origins[path].layer if path in self.origins else _OVERRIDES - 1 for path in paths]
+        first, second = (-1 if layer == _OVERRIDES else layer for layer in layers)
+        return first < second
+
+    def value(self, path: document.Path, default: Any = None) -> Any:
+        """The value of a key, or the default without one."""
         node: Any = self.tree
         for key in path:
             if not isinstance(node, dict) or key not in node:
-                return False
+                return default
             node = node[key]
-        return bool(node == value)
+        return node
+
+    def holds(self, path: document.Path, value: Any) -> bool:
+        """Whether a key already has this value."""
+        return bool(self.value(path, default=_ABSENT) == value)
 
     def origin(self, path: document.Path) -> _Origin:
         """The origin of a key, or of the nearest section around it."""
@@ -148,24 +178,88 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     """Load a preset or a recipe file with overrides, or raise RecipeError with all problems."""
     layers = _read_chain(name_or_path)
     requested = layers[0]
-    draft = _Draft()
+    draft = _Draft(num_own=sum(not layer.is_preset for layer in layers))
+    preset: dict[str, Any] | None = None
     for depth in reversed(range(len(layers))):
         _add_layer(draft, layers[depth], depth)
+        if depth == draft.num_own:
+            preset = deepcopy(draft.tree)
     if ("name",) not in draft.origins:
         stem = re.sub(r"^\W+|[^\w .+-]", "-", requested.path.stem)[:100]
         draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
     draft.switch_schedule(_chosen_schedule(overrides))
     for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
+    explicit = draft.explicit()
+    changes, notes = _use_written_rates(draft, explicit), []
+    if draft.overridden and "description" not in [name for name, *_ in overrides]:
+        changed = [f"{name} {show(value)}" for name, value in draft.overridden.items()]
+        draft.put(("description",), describe(changed), _Origin(_OVERRIDES, 0, "options"))
+        explicit -= {"description"}
+    base = None if preset is None or not explicit else Recipe.model_validate(preset)
+    if base is not None:
+        notes = _fit(draft, base, explicit, changes)
     _set_code_path(draft, layers)
     recipe = _validate(draft)
     if recipe is None or draft.problems:
-        raise _error(requested.shown, draft.problems)
+        raise _error(requested.shown, draft.problems, one_of(*draft.cures) if draft.cures else _all_fields(layers))
     leaf_origins = {
         name: draft.origins[tuple(name.split("."))].text if tuple(name.split(".")) in draft.origins else "default"
         for name in flatten(recipe)
     }
-    return Resolved(recipe, leaf_origins, requested.path, _header(requested.text))
+    header = _header(requested.text)
+    return Resolved(recipe, leaf_origins, requested.path, header, base, explicit, tuple(changes), tuple(notes))
+
+
+def _use_written_rates(draft: _Draft, explicit: frozenset[str]) -> list[Change]:
+    """Use rates as the user wrote them: a base_batch_size from further down the `extends` chain does not scale them."""
+    changes: list[Change] = []
+    base, size = draft.value(("schedule", "base_batch_size")), draft.value(("batch", "size"), BatchConfig().size)
+    names = [
+        name for name in ("lr", "milestone_lrs") if draft.is_nearer(f"schedule.{name}", "schedule.base_batch_size")
+    ]
+    written = [name for name in names if f"schedule.{name}" in explicit]
+    if written and isinstance(base, int) and isinstance(size, int):
+        for name in {"lr", "milestone_lrs"} - set(written):
+            changes += literal_rate(name, draft.value(("schedule", name)), written[0], size, base)
+        origin = draft.origins["schedule", written[0]]
+        draft.put(("schedule", "base_batch_size"), None, origin)
+        draft.drop_claims({f"schedule.{name}": draft.value(("schedule", name)) for name in written}, origin)
+        _apply(draft, changes)
+    section = draft.value(("schedule",))
+    if isinstance(section, dict) and section.get("name") == "piecewise" and "schedule.lr" not in explicit:
+        with suppress(ValidationError):
+            schedule = ScheduleConfig.model_validate(section)
+            if not schedule.uses_lr and schedule.milestone_lrs:  # no step uses the inherited lr
+                draft.put(("schedule", "lr"), schedule.milestone_lrs[0], _FITTED)
+    return changes
+
+
+def _apply(draft: _Draft, changes: Sequence[Change]) -> None:
+    for change in changes:
+        if change.is_field:
+            draft.put(tuple(change.field.split(".")), change.new, _FITTED)
+
+
+def _fit(draft: _Draft, preset: Recipe, explicit: frozenset[str], earlier: list[Change]) -> list[str]:
+    """Let what the user did not write follow the length and the batch size; adds the changes, returns notes."""
+    changes: list[Change] = []
+    notes: list[str] = []
+    try:
+        length = Duration.parse(draft.value(("length",), preset.length))
+        changes += follow_length(preset, length, explicit)
+    except ValueError:  # validation will say so
+        pass
+    size = draft.value(("batch", "size"), preset.batch.size)
+    if isinstance(size, int) and size > 0:
+        changes += follow_batch(preset, size, explicit, draft.per_device)
+        note = rate_note(preset, size, explicit)
+        notes += [note] if note else []
+    used = SCHEDULE_FIELDS.get(draft.value(("schedule", "name"), preset.schedule.name), ())
+    changes = [c for c in changes if not c.field.startswith("schedule.") or c.field.partition(".")[2] in used]
+    _apply(draft, changes)
+    earlier += changes
+    return notes
 
 
 def dump(recipe: Recipe) -> str:
@@ -193,9 +287,9 @@ def _read_chain(name_or_path: str) -> list[_Layer]:
         if any(layer.path == path for layer in layers):
             chain = " -> ".join([*(layer.shown for layer in layers), shown])
             raise RecipeError("a recipe cannot extend itself", where=chain, then="remove one of the `extends`")
-        layer = _read_layer(path, shown)
+        layer = _read_preset(path, shown) if path.is_relative_to(PRESETS) else _read_layer(path, shown)
         layers.append(layer)
-        parent = layer.content.tree.pop("extends", None)
+        parent = layer.content.tree.get("extends")
         if ("extends",) not in layer.content.lines:
             return layers
         where = f"{shown}:{layer.content.lines[('extends',)]}"
@@ -226,6 +320,11 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
         near = nearest(name, presets)
         hint = f"did you mean {near}?" if near else "`reconv recipes` lists the presets"
     raise RecipeError(f"recipe {name!r} not found", where=where, why=why, then=hint)
+
+
+@cache
+def _read_preset(path: Path, shown: str) -> _Layer:
+    return _read_layer(path, shown)
 
 
 def _read_layer(path: Path, shown: str) -> _Layer:
@@ -294,13 +393,13 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
     section = layer.content.tree.get("schedule")
     draft.switch_schedule(section.get("name") if isinstance(section, dict) else None)
     for path, value in _keys(layer.content.tree, ()):
-        if depth == 0 or path[0] not in _OWN_FIELDS:
+        if path[0] != "extends" and (depth == 0 or path[0] not in _OWN_FIELDS):
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
 
 
 def _changes_result(draft: _Draft, path: document.Path, value: Any) -> bool:
     """Whether setting a key may change the result of a recipe; the expected result holds for every seed."""
-    if isinstance(value, dict) or path == ("seed",):
+    if isinstance(value, dict) or path in (("seed",), ("extends",)):
         return False
     return not may_change(".".join(path)) and not draft.holds(path, value)
 
@@ -322,6 +421,9 @@ def _add_override(draft: _Draft, override: Override) -> None:
         return
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, BatchPerDevice):
+        draft.per_device = value.size
+        value = value.size * value.num_devices
     if isinstance(value, str):
         value = _typed(name, value)
     if path in _PATH_FIELDS and isinstance(value, str):
@@ -332,7 +434,7 @@ def _add_override(draft: _Draft, override: Override) -> None:
     elif path == ("schedule",) and isinstance(value, dict):
         value = split_rate(value)
     if _changes_result(draft, path, value):
-        draft.drop("expect")
+        draft.drop_claims({name: value}, origin)
     draft.put(path, value, origin)
     if isinstance(value, dict):
         for inner, item in _keys(value, path):
@@ -385,6 +487,7 @@ def _validate(draft: _Draft) -> Recipe | None:
         for cause in contradictory:
             for item in (c for c in cause.found if not faulty.intersection(c.fields)):
                 draft.problems.append((draft.latest(item.fields), f"{item.fields[0]}: {item.text}"))
+                draft.cures += item.cures
         if contradictory:
             return None
         by_path: dict[document.Path, list[ErrorDetails]] = {}
@@ -421,7 +524,15 @@ def _without(tree: Mapping[str, Any], faulty: set[document.Path], prefix: docume
     return kept
 
 
-def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str = _ALL_FIELDS) -> RecipeError:
+def _all_fields(layers: Sequence[_Layer]) -> str:
+    """A hint that fits the recipe: the preset it is made from, or the quick start of its task."""
+    presets = [layer.path.stem for layer in layers if layer.is_preset]
+    is_detector = any(layer.content.tree.get("task") == "detection" for layer in layers)
+    name = presets[0] if presets else "quickstart-detection" if is_detector else "quickstart"
+    return f"`reconv recipes show {name}` lists all fields"
+
+
+def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str) -> RecipeError:
     ordered = sorted(dict.fromkeys(problems))
     count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
     lines = [f"  {origin.text}: {text}" for origin, text in ordered]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from reconv.errors import RecipeError
+from reconv.errors import RecipeError, one_of
 from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.data_fields import Decoder
@@ -159,6 +159,7 @@ class Plan:
     decoder: Decoder = "pillow"  # of cropped JPEG files
     gpu_decode_fraction: float = 0.0  # fraction of training images that the GPU decodes
     device: str = ""  # kind of device; empty: unknown
+    fitted: tuple[str, ...] = ()  # lines about what was changed to fit the user's options and data
     lines: tuple[str, ...] = field(default=())  # the plan as text, for people
 
     def size_at(self, step: int) -> int:
@@ -191,13 +192,16 @@ class Plan:
         return tuple(groups[i : i + self.micro_groups] for i in range(0, len(groups), self.micro_groups))
 
 
-def make_plan(recipe: Recipe, facts: Facts) -> Plan:
-    """Compute every derived number, or raise RecipeError with values that would work."""
+def make_plan(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
+    """Compute every derived number, or raise RecipeError with values that would work.
+
+    `fitted` are lines about what was changed to fit, for the plan's text.
+    """
     copies = num_copies(recipe, facts.world_size)
     split = split_batch(recipe, copies)
-    steps_per_epoch = _steps_per_epoch(recipe, facts)
-    total = _length_steps(recipe.length, steps_per_epoch)
-    kept = (_steps(point, steps_per_epoch, total) for point in recipe.save.keep_at)
+    per_epoch = steps_per_epoch(recipe, facts.num_train)
+    total = length_steps(recipe.length, per_epoch)
+    kept = (duration_steps(point, per_epoch, total) for point in recipe.save.keep_at)
     workers = decoding.workers(recipe, facts)
     plan = Plan(
         num_train=facts.num_train,
@@ -213,14 +217,14 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         group=split.group,
         group_sizes=split.groups,
         device_groups=split.on_devices,
-        steps_per_epoch=float(steps_per_epoch),
+        steps_per_epoch=float(per_epoch),
         total_steps=total,
-        schedule=_schedule(recipe.schedule, recipe.batch.size, steps_per_epoch, total),
-        log=_every(recipe.log.every, steps_per_epoch, total),
+        schedule=_schedule(recipe.schedule, recipe.batch.size, per_epoch, total),
+        log=_every(recipe.log.every, per_epoch, total),
         evaluate=None
         if recipe.evaluate.every == "off"
-        else _every(recipe.evaluate.every, steps_per_epoch, total, recipe.evaluate.offset),
-        save=None if recipe.save.every == "off" else _every(recipe.save.every, steps_per_epoch, total),
+        else _every(recipe.evaluate.every, per_epoch, total, recipe.evaluate.offset),
+        save=None if recipe.save.every == "off" else _every(recipe.save.every, per_epoch, total),
         keep_steps=tuple(sorted({step for step in kept if 0 < step <= total})),
         eval_batch=recipe.evaluate.batch_size,
         threads=facts.cores if recipe.engine.num_threads == "auto" else recipe.engine.num_threads,
@@ -228,15 +232,16 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         backend=decoding.backend(recipe, facts),
         eval_batches_held=(EVAL_AHEAD if workers else 0) + 2,
         steps_held=(recipe.data.prefetch if workers else 0) + 2,
-        sizes=_sizes(recipe, steps_per_epoch, total),
-        freeze_steps=_freeze_steps(recipe, steps_per_epoch, total),
+        sizes=_sizes(recipe, per_epoch, total),
+        freeze_steps=_freeze_steps(recipe, per_epoch, total),
         cache=facts.cache,
         decoder=decoding.decoder(recipe, facts),
         gpu_decode_fraction=decoding.gpu_decode_fraction(recipe, facts),
         device=facts.device,
+        fitted=tuple(fitted),
     )
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
-    plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
+    plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
 
 
@@ -254,34 +259,34 @@ def with_gpu_decode_fraction(recipe: Recipe, plan: Plan, fraction: float) -> Pla
     return replace(plan, lines=plan_lines(recipe, plan))
 
 
-def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
+def steps_per_epoch(recipe: Recipe, num_train: int) -> int:
+    """Optimizer steps of an epoch, or RecipeError if the samples do not fill a batch."""
     size = recipe.batch.size
-    counted = min(facts.num_train, 1) * (recipe.data.epoch_samples or facts.num_train)
+    counted = min(num_train, 1) * (recipe.data.epoch_samples or num_train)
     if not recipe.data.drop_last and counted > 0:
         return math.ceil(counted / size)
-    if facts.num_train >= size > counted:
+    if num_train == 0:
+        raise RecipeError("the dataset has no training samples", then="check --data")
+    if num_train < size:
+        raise RecipeError(
+            f"the dataset has {count(num_train, 'training sample')}, fewer than the global batch of {size}",
+            why="data.drop_last: true drops the samples that do not fill a batch",
+            then=one_of(f"--batch-size {num_train}", "--set data.drop_last=false"),
+        )
+    if counted < size:
         raise RecipeError(
             f"data.epoch_samples {counted} is smaller than the global batch of {size}, so an epoch would have no steps",
-            then=f"--set data.epoch_samples={size} or more, or --set data.drop_last=false",
+            then=one_of(f"--batch-size {counted}", f"--set data.epoch_samples={size}", "--set data.drop_last=false"),
         )
-    steps = counted // size
-    if facts.num_train < size:
-        raise RecipeError(
-            f"the dataset has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
-            why="data.drop_last: true drops the samples that do not fill a batch",
-            then=f"--batch-size {facts.num_train} or less, or --set data.drop_last=false"
-            if facts.num_train
-            else "check --data: it has no training samples",
-        )
-    return steps
+    return counted // size
 
 
-def _length_steps(length: Duration, steps_per_epoch: int) -> int:
+def length_steps(length: Duration, steps_per_epoch: int) -> int:
     """Length of a run in steps, rounded to the nearest and at least 1."""
-    return max(1, _steps(length, steps_per_epoch, total=0))
+    return max(1, duration_steps(length, steps_per_epoch, total=0))
 
 
-def _steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
+def duration_steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
     """A duration in whole steps, rounded to the nearest, halves up."""
     return math.floor(_exact_steps(duration, steps_per_epoch, total) + Fraction(1, 2))
 
@@ -298,7 +303,7 @@ def _exact_steps(duration: Duration, steps_per_epoch: int, total: int) -> Fracti
 
 def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: Duration | None = None) -> Every:
     assert isinstance(duration, Duration)
-    offset_steps = 0 if offset is None else _steps(offset, steps_per_epoch, total)
+    offset_steps = 0 if offset is None else duration_steps(offset, steps_per_epoch, total)
     if duration.unit == "min":
         return Every(minutes=duration.value, offset_steps=offset_steps)
     if duration.unit == "step":
@@ -310,8 +315,8 @@ def _schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: int, 
     scale = 1 if section.base_batch_size is None else global_batch / section.base_batch_size
     peak = section.lr if section.base_batch_size is None else section.lr * global_batch / section.base_batch_size
     end = section.end_lr if section.end_lr_ratio is None else section.end_lr_ratio * peak
-    warmup = _steps(section.warmup, steps_per_epoch, total)
-    horizon = total if section.decay_until is None else _steps(section.decay_until, steps_per_epoch, total)
+    warmup = duration_steps(section.warmup, steps_per_epoch, total)
+    horizon = total if section.decay_until is None else duration_steps(section.decay_until, steps_per_epoch, total)
     if section.num_periods is None:
         period = None if section.period is None else _exact_steps(section.period, steps_per_epoch, total)
     else:
@@ -348,17 +353,22 @@ def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: 
     if warmup > total:
         raise RecipeError(
             f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, but the run has only {total}",
-            then=f"--set schedule.warmup={total}step or less, or a percentage: --set schedule.warmup=5%",
+            then=one_of(f"--set schedule.warmup={total}step", "--set schedule.warmup=5%", f"--set length={warmup}step"),
         )
     if section.decay_until is not None and horizon <= warmup:
         raise RecipeError(
             f"schedule.decay_until {section.decay_until} is step {horizon:,}, before warm-up ends at step {warmup:,}",
-            then="use a later schedule.decay_until (it counts from the start of the run) or a shorter schedule.warmup",
+            then=one_of(
+                f"--set schedule.decay_until={max(warmup + 1, total)}step",
+                *([f"--set schedule.warmup={horizon - 1}step"] if horizon > 0 else []),
+                "--set schedule.decay_until=null --set schedule.warmup=5%",
+            ),
         )
     if section.name in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
         raise RecipeError(
             f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}, but {section.name} decreases",
-            then="lower schedule.end_lr (it is not scaled with the batch size) or raise schedule.lr",
+            why="it is not scaled with the batch size",
+            then=one_of("--set schedule.end_lr=0", f"--lr {section.end_lr:g}"),
         )
 
 
@@ -369,7 +379,7 @@ def _check_milestones(section: ScheduleConfig, steps: Sequence[Fraction]) -> Non
             raise RecipeError(
                 f"schedule.milestones must increase, but {after} (step {float(end):,g}) follows {before} "
                 f"(step {float(start):,g})",
-                then="put the milestones in order, or use one unit for all",
+                then="--set 'schedule.milestones=[...]' in order, or with one unit for all",
             )
 
 
@@ -378,11 +388,11 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
     sizes = {0: recipe.augment.size or recipe.data.preprocess.size}
     latest = 0
     for start, size in recipe.augment.progressive_resizing:
-        step = _steps(start, steps_per_epoch, total)
+        step = duration_steps(start, steps_per_epoch, total)
         if step < latest:
             raise RecipeError(
                 f"augment.progressive_resizing must increase, but {start} is step {step}, before step {latest}",
-                then="put the points in order, or use one unit for all",
+                then="--set 'augment.progressive_resizing=[...]' in order, or with one unit for all",
             )
         latest = step
         sizes |= {step: size} if step < total else {}
@@ -394,11 +404,11 @@ def _freeze_steps(recipe: Recipe, steps_per_epoch: int, total: int) -> int:
     until = recipe.model.freeze_until
     if not isinstance(until, Duration):
         return 0
-    steps = _steps(until, steps_per_epoch, total)
+    steps = duration_steps(until, steps_per_epoch, total)
     if steps >= total:
         raise RecipeError(
             f"model.freeze_until {until} is {count(steps, 'step')}, but the run has only {total}",
-            then="train the head only with --freeze, or use a percentage: --set model.freeze_until=10%",
+            then=one_of("--freeze --set model.freeze_until=off", "--set model.freeze_until=10%"),
         )
     return steps
 
@@ -411,7 +421,7 @@ def averaging_window(
     if not isinstance(wanted, Duration) or recipe.save.every == "off":
         return None
     return AveragingWindow(
-        max(1, _steps(wanted, steps_per_epoch, total)), _every(recipe.save.every, steps_per_epoch, total)
+        max(1, duration_steps(wanted, steps_per_epoch, total)), _every(recipe.save.every, steps_per_epoch, total)
     )
 
 
@@ -425,10 +435,15 @@ def _alpha(recipe: Recipe) -> float | None:
     alpha = 1 - recipe.batch.size * math.pow(2, optimizer.alpha_exponent)
     if alpha < 0:
         highest = -math.ceil(math.log2(recipe.batch.size))
+        largest = math.floor(math.pow(2, -optimizer.alpha_exponent))
         raise RecipeError(
             f"optimizer.alpha_exponent {optimizer.alpha_exponent:g} makes alpha "
             f"1 - {recipe.batch.size} x 2^{optimizer.alpha_exponent:g} = {alpha:g}",
             why="alpha must be between 0 and 1",
-            then=f"--set optimizer.alpha_exponent={highest} or less at this batch size",
+            then=one_of(
+                f"--batch-size {largest}",
+                f"--set optimizer.alpha_exponent={highest}",
+                "--set optimizer.alpha_exponent=null",
+            ),
         )
     return alpha

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
     """The plan as text, one fact per line."""
     lines = [
+        *plan.fitted,
         f"{_batch(plan)}; {_rate(recipe, plan)}",
         _samples(recipe, plan),
         *_data(plan),

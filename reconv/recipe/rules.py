@@ -54,6 +54,7 @@ class Contradiction:
 
     fields: tuple[str, ...]  # dotted names; the message begins with the first
     text: str
+    cures: tuple[str, ...] = ()  # options, each of which resolves it
 
 
 class ContradictionError(ValueError):
@@ -264,11 +265,25 @@ def _mixing(recipe: Recipe) -> Iterator[Contradiction]:
         return
     fields = ("augment.mixup.alpha",) if augment.mixup.enabled else ("augment.cutmix.alpha", "augment.cutmix.lam")
     group = batch.group if isinstance(batch.group, int) else batch.size
+    smallest = 2 if not cutmix.enabled else max(2, cutmix.roll + 1)
+    if group >= smallest:
+        return
+    larger = f"--batch-size {max(smallest, batch.size)}"
+    if isinstance(batch.group, int):
+        larger += f" --set batch.group={smallest}"
+    off = [
+        *(["--set augment.mixup.alpha=0"] if augment.mixup.enabled else []),
+        *(["--set augment.cutmix.alpha=0"] if cutmix.enabled and cutmix.mode == "beta" else []),
+        *(["--set augment.cutmix.lam=1"] if cutmix.enabled and cutmix.mode != "beta" else []),
+        *(["--set augment.combine=one-of"] if augment.combine == "both" else []),
+    ]
+    cures = (larger, " ".join(off))
     if group == 1:
-        yield Contradiction((*fields, "batch.group", "batch.size"), "needs groups of at least two samples")
-    elif cutmix.enabled and cutmix.roll >= group:
+        yield Contradiction((*fields, "batch.group", "batch.size"), "needs groups of at least two samples", cures)
+    else:
         text = f"{cutmix.roll} must be smaller than the group of {group} samples"
-        yield Contradiction(("augment.cutmix.roll", "batch.group", "batch.size"), text)
+        cures = (*cures, f"--set augment.cutmix.roll={group - 1}")
+        yield Contradiction(("augment.cutmix.roll", "batch.group", "batch.size"), text, cures)
 
 
 def _color_jitter(recipe: Recipe) -> Iterator[Contradiction]:
@@ -355,8 +370,9 @@ def _anchors(recipe: Recipe) -> Iterator[Contradiction]:
 def _batch(recipe: Recipe) -> Iterator[Contradiction]:
     batch = recipe.batch
     if isinstance(batch.group, int) and batch.group > batch.size:
-        text = f"{batch.group} is larger than batch.size {batch.size}; for one group write all"
-        yield Contradiction(("batch.group", "batch.size"), text)
+        text = f"{batch.group} is larger than batch.size {batch.size}"
+        cures = (f"--batch-size {batch.group}", "--set batch.group=all")
+        yield Contradiction(("batch.group", "batch.size"), text, cures)
 
 
 def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
@@ -383,8 +399,11 @@ def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
         if before.unit == after.unit and before.value >= after.value:
             yield Contradiction(("schedule.milestones",), f"must increase, but {after} follows {before}")
     if schedule.warmup.unit == length.unit and schedule.warmup.value > length.value:
+        longer = f"--epochs {schedule.warmup.value:g}" if length.unit == "ep" else f"--set length={schedule.warmup}"
         yield Contradiction(
-            ("schedule.warmup", "length"), f"{schedule.warmup} is longer than the run (length {length})"
+            ("schedule.warmup", "length"),
+            f"{schedule.warmup} is longer than the run (length {length})",
+            (longer, f"--set schedule.warmup={length}", "--set schedule.warmup=5%"),
         )
 
 
@@ -409,10 +428,17 @@ def _piecewise(recipe: Recipe) -> Iterator[Contradiction]:
         text = f"has {num_rates} values, but schedule.milestones has {num_milestones}; it needs one for each"
         yield Contradiction(("schedule.milestone_lrs", "schedule.milestones"), text)
     if not schedule.uses_lr and schedule.lr not in (type(schedule)().lr, *schedule.milestone_lrs[:1]):
+        scale = schedule.lr / max(schedule.milestone_lrs)
+        rates = ", ".join(f"{scale * rate:.4g}" for rate in schedule.milestone_lrs)
         yield Contradiction(
             ("schedule.lr", "schedule.milestone_lrs", "schedule.milestones"),
             f"{schedule.lr:g} has no effect: the first milestone is {schedule.milestones[0]}, "
             "and from there schedule.milestone_lrs apply",
+            (
+                f"--lr {scale * schedule.milestone_lrs[0]:.4g} --set 'schedule.milestone_lrs=[{rates}]'",
+                "--set schedule.name=constant",
+                "--set schedule.name=cosine",
+            ),
         )
 
 

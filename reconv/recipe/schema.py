@@ -127,8 +127,11 @@ def _plain_rate(value: object) -> object:
     if parsed is None:
         raise ValueError("a number, also as in 2^-11 per image or 0.256 per 256")
     if parsed[1] is not None:
-        raise ValueError("a rate without `per`, since schedule.base_batch_size is given too")
+        raise ValueError("a rate without `per`; schedule.base_batch_size is the batch size of all rates")
     return parsed[0]
+
+
+Rate = Annotated[PositiveFloat, BeforeValidator(_plain_rate)]
 
 
 class ScheduleConfig(Section):
@@ -138,8 +141,9 @@ class ScheduleConfig(Section):
         "constant", "cosine", "linear", "step", "multistep", "piecewise", "exponential", "polynomial", "one-cycle"
     ] = "cosine"
     """Shape of the schedule after warm-up."""
-    lr: Annotated[PositiveFloat, BeforeValidator(_plain_rate)] = 0.1
-    """Peak learning rate, at base_batch_size if that is set; `0.256 per 256` and `2^-11 per image` set both."""
+    lr: Rate = 0.1
+    """Peak learning rate, at base_batch_size if that is set; `0.256 per 256` and `2^-11 per image` set both. Written
+    without `per`, it is used as it is: it does not inherit base_batch_size."""
     base_batch_size: Positive | None = None
     """Scale the learning rate linearly: lr x batch.size / base_batch_size; null uses lr as it is."""
     interval: Literal["step", "epoch"] = "step"
@@ -151,7 +155,7 @@ class ScheduleConfig(Section):
     warmup_mode: Literal["prefix", "replace", "multiply"] = "prefix"
     """`prefix` starts the schedule after warm-up; `replace` starts it at step 0 and warm-up replaces its first steps;
     `multiply` starts it at step 0 and multiplies it by warm-up."""
-    end_lr: NonNegative = 0
+    end_lr: Annotated[NonNegative, BeforeValidator(_plain_rate)] = 0
     """Final learning rate of cosine, linear, polynomial and one-cycle; it is not scaled with the batch size."""
     end_lr_ratio: Fraction | None = None
     """Final learning rate as a fraction of the peak, instead of end_lr."""
@@ -167,8 +171,9 @@ class ScheduleConfig(Section):
     """Points at which multistep and piecewise change the learning rate."""
     milestone_when: Literal["reached", "exceeded"] = "reached"
     """Whether a milestone takes effect at its step or one step later."""
-    milestone_lrs: Annotated[tuple[PositiveFloat, ...], Listed] = ()
-    """Piecewise: learning rate from each milestone on; `lr` applies before the first."""
+    milestone_lrs: Annotated[tuple[Rate, ...], Listed] = ()
+    """Piecewise: learning rate from each milestone on; `lr` applies before the first. Like lr, they are scaled only by
+    a base_batch_size that is written with them."""
     gamma: PositiveFloat = 0.1
     """Factor of the learning rate for step, multistep and exponential."""
     power: PositiveFloat = 2

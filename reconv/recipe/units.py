@@ -74,6 +74,14 @@ def split_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPerDevice:
+    """A batch size given per device: the value of an override of batch.size."""
+
+    size: int
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """A length of training in epochs, optimizer steps, percent of the run, or minutes of wall clock."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from reconv.distributed.environment import LaunchEnv
 from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.recipe.loader import differences, load, may_change
+from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
 
@@ -83,15 +84,16 @@ def check_out_is_free(out: Path | None, resume: bool) -> None:
 
 
 def open_existing(
-    recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv
+    resolved: Resolved, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv
 ) -> tuple[ExistingRun | None, tuple[str, ...]]:
     """Lock the run to resume until the stack is closed, and check the recipe; without one, a note for the log."""
+    recipe = resolved.recipe
     run_dir = find_run(recipe, out=out, runs=runs)
     if run_dir is None:
         where = f"no run to resume in {out}" if out is not None else f"no run of {recipe.name} in {runs}"
         return None, (f"{where}: starting a new one",)
     lock_run_dir(run_dir, stack, launch_env)
-    notes, is_longer = check_same_run(run_dir, recipe)
+    notes, is_longer = check_same_run(run_dir, recipe, resolved.changed_fields)
     if run_dir.is_finished() and not is_longer:
         return ExistingRun(run_dir, notes, is_finished=True, summary=read_summary(run_dir.path)), ()
     return ExistingRun(run_dir, notes), ()
@@ -128,20 +130,22 @@ def _record_final_error(
     return record
 
 
-def check_same_run(run_dir: RunDir, recipe: Recipe) -> tuple[tuple[str, ...], bool]:
-    """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer."""
+def check_same_run(run_dir: RunDir, recipe: Recipe, fitted: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
+    """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer.
+
+    `fitted` are the fields that follow the length; those of a longer run may differ.
+    """
     old = load(str(run_dir.recipe)).recipe
     notes: list[str] = []
     refused: list[str] = []
-    is_longer = False
+    is_longer = _is_longer(old, recipe)
     for name, (before, after) in sorted(differences(old, recipe).items()):
-        if name == "length" and _is_longer(old, recipe):
-            is_longer = True
+        if name == "length" and is_longer:
             notes.append(f"length: {before} -> {after}; the run is extended and its schedule stretched")
         elif name == "batch.micro" and recipe.batch.group != "micro":
             order = "" if recipe.parallel.reduce == "ordered" else "; from here on gradients are added in another order"
             notes.append(f"{name}: {before} -> {after}{order}")
-        elif may_change(name):
+        elif may_change(name) or (is_longer and name in fitted):
             notes.append(f"{name}: {before} -> {after}")
         else:
             refused.append(f"{name}: {before} in the run, {after} in this command")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +15,11 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.logging.exporters import require_packages
 from reconv.machine import Machine, available_memory_bytes
+from reconv.models import option_names
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan_text import count
+from reconv.recipe.resolved import Resolved, fit_to_model
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, check_data_is_read, with_data_path
 from reconv.trainer.build.init_weights import check_weights_readable
@@ -56,22 +58,24 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
         return function(args, *more)
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
-    check_num_devices(devices, args.device, resolve_recipe(args))
+    check_num_devices(devices, args.device, resolve_recipe(args).recipe)
     check_out_is_free(args.out, args.resume)
     return launch(devices, function, args, *more)
 
 
-def resolve_recipe(args: RunArgs) -> Recipe:
+def resolve_recipe(args: RunArgs) -> Resolved:
     """The recipe with its overrides and the path of its data; checks that the packages and weights it needs exist."""
     overrides = [*args.overrides, *([("data.path", str(args.data), "--data")] if args.data is not None else [])]
-    recipe = load(args.recipe, overrides).recipe
+    resolved = load(args.recipe, overrides)
+    resolved = fit_to_model(resolved, option_names(resolved.recipe.model.name))
+    recipe = resolved.recipe
     check_data_is_read(recipe, args.data)
     resumed = find_run(recipe, out=args.out, runs=args.runs) if args.resume else None
     recipe = with_data_path(recipe, read_data_path(resumed) if resumed else None)
     require_packages(recipe.loggers)
     if not args.resume:  # a resumed run no longer needs its initial weights
         check_weights_readable(recipe)
-    return recipe
+    return replace(resolved, recipe=recipe)
 
 
 def check_num_devices(devices: int, device: str, recipe: Recipe) -> None:

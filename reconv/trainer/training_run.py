@@ -46,6 +46,7 @@ from reconv.machine import Machine, available_memory_bytes, cores_per_process, u
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
+from reconv.recipe.resolved import Resolved, fit_to_data
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.code import code_digests, describe_changed_code, import_code
 from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
@@ -173,12 +174,14 @@ def prepare_run(
     with ExitStack() as stack:
         stack.enter_context(report_failures(process_group))
         provide(args.objects)
-        recipe = process_group.on_rank0(lambda: resolve_recipe(args))
-        import_code(recipe)
+        resolved = process_group.on_rank0(lambda: resolve_recipe(args))
+        import_code(resolved.recipe)
         process_group.set_phase("opening the data")
-        datasets = open_data(recipe, process_group)
+        datasets = open_data(resolved.recipe, process_group)
         check_same_data(process_group, datasets)
-        existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
+        resolved = fit_to_data(resolved, len(datasets.train), len(datasets.train.class_names))
+        recipe = resolved.recipe
+        existing, restore_point, notes = _open_existing(args, resolved, datasets, process_group, stack)
         affinity_note = stack.enter_context(
             cpu_affinity(
                 recipe.engine.cpu_affinity,
@@ -187,7 +190,8 @@ def prepare_run(
                 local_world_size=launch_env.local_world_size,
             )
         )
-        plan = make_plan(recipe, _plan_facts(recipe, datasets, process_group, restore_point.state, args.device))
+        facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
+        plan = make_plan(recipe, facts, resolved.lines)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
@@ -208,7 +212,7 @@ def prepare_run(
 
 
 def _open_existing(
-    args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
+    args: RunArgs, resolved: Resolved, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
 ) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
     """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
     process_group.set_phase("opening the run directory")
@@ -216,7 +220,7 @@ def _open_existing(
         process_group.on_rank0(lambda: check_out_is_free(args.out, resume=False))
         return None, RestorePoint(), ()
     existing, notes = process_group.on_rank0(
-        lambda: open_existing(recipe, out=args.out, runs=args.runs, stack=stack, launch_env=process_group.launch_env)
+        lambda: open_existing(resolved, out=args.out, runs=args.runs, stack=stack, launch_env=process_group.launch_env)
     )
     if existing is None or existing.is_finished:
         return existing, RestorePoint(), notes
@@ -224,7 +228,7 @@ def _open_existing(
     if restore_point.is_resumed and restore_point.state["data_fingerprint"] != datasets.fingerprint():
         raise RecipeError(
             "the data has changed since the run was started",
-            where=str(data_path(recipe) or recipe.data.source),
+            where=str(data_path(resolved.recipe) or resolved.recipe.data.source),
             why="files were added, removed or relabeled",
             then="use --data with the data of the first command, or start a new run without --resume",
         )

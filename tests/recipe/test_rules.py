@@ -95,7 +95,7 @@ MESSAGES = [  # recipe, message without its line number
     ("detection: {anchors: {aspect_ratios: [], scales: [0.1]}}", "detection.anchors.aspect_ratios: needs one list"),
     ("detection: {anchors: {aspect_ratios: [[1.0]], scales: [0.1, 0.2]}}", "detection.anchors.aspect_ratios: must not"),
     ("detection: {anchors: {aspect_ratios: [[]], scales: [0.3, 0.2]}}", "detection.anchors.scales: must increase"),
-    ("batch: {size: 8, group: 16}", "batch.group: 16 is larger than batch.size 8; for one group write all"),
+    ("batch: {size: 8, group: 16}", "batch.group: 16 is larger than batch.size 8"),
     ("schedule: {name: step}", "schedule.name: step needs schedule.period, as in 30ep"),
     ("schedule: {name: multistep}", "schedule.name: multistep needs schedule.milestones"),
     ("schedule: {name: one-cycle}", "schedule.name: one-cycle needs schedule.warmup"),

@@ -53,8 +53,9 @@ def test_dry_run_equals_the_first_steps_of_the_run() -> None:
     dry_run("quickstart", steps=4, overrides=GIVEN, on_event=dry.append)
     real: list[Event] = []
     assert len(losses(dry)) == 4
-    # The rate is warmed up over the first epoch, however long the run: shorter ones begin with the same steps.
-    given = [*GIVEN, ("log.every", "1step", "--set"), ("length", "2ep", "--set")]
+    # With the warm-up of the whole run, a shorter one begins with the same steps.
+    short = [("length", "2ep", "--set"), ("schedule.warmup", "1ep", "--set")]
+    given = [*GIVEN, ("log.every", "1step", "--set"), *short]
     reconv.train("quickstart", overrides=given, on_event=real.append)
     assert losses(dry) == losses(real)[:4]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Every plan that is made."""
     made: list[Plan] = []
 
-    def counted(recipe: Recipe, facts: Facts) -> Plan:
-        made.append(make_plan(recipe, facts))
+    def counted(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
+        made.append(make_plan(recipe, facts, fitted))
         return made[-1]
 
     monkeypatch.setattr(training_run, "make_plan", counted)

@@ -18,7 +18,7 @@ from reconv.data.readers.dataset_factory import subsample
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import RecipeError, UsageError
+from reconv.errors import RecipeError, UsageError, one_of
 from reconv.kernels import dispatch as fused
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import compile_process as compiler
@@ -36,6 +36,7 @@ from reconv.models.external import check_image_sizes
 from reconv.models.fastnet import FastNet
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
+from reconv.models.resnet import SPECS as BACKBONES
 from reconv.models.ssd import SPECS as DETECTORS
 from reconv.models.ssd import SSD, SSDSpec
 from reconv.optim.param_groups import decay_groups
@@ -65,7 +66,11 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
     with torch.device("meta"):
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     if isinstance(model, SSD) and recipe.task != "detection":
-        raise RecipeError(f"{recipe.model.name} is a detector, and the task is {recipe.task}", where="model.name")
+        raise RecipeError(
+            f"{recipe.model.name} is a detector, and the task is {recipe.task}",
+            where="model.name",
+            then="train a preset with task: detection, for example reconv train ssd-resnet34",
+        )
     if names_code(recipe.model.name):
         _check_logits(model, recipe, num_classes)
     sizes = {recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.size}
@@ -274,11 +279,15 @@ def detector_options(recipe: Recipe) -> dict[str, Any]:
 def detector_spec(recipe: Recipe) -> SSDSpec:
     """The architecture of the recipe's detector."""
     options = {**recipe.model.options, **detector_options(recipe)}
+    own = [recipe.model.name] if recipe.model.name in BACKBONES else []
     spec = model_spec(recipe.model.name, **options) if recipe.model.name in DETECTORS else None
     if not isinstance(spec, SSDSpec):
         raise RecipeError(
             f"{recipe.model.name} is not a detector, and the task is detection",
             where="model.name",
-            then=f"one of: {', '.join(DETECTORS)}",
+            then=one_of(
+                *(f"--model {name}" for name in DETECTORS),
+                *(f"--model {name} --set model.options.backbone={backbone}" for name in DETECTORS for backbone in own),
+            ),
         )
     return spec

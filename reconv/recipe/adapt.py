@@ -1,0 +1,233 @@
+"""Fit a preset to another length, batch, network or dataset: what the user did not write follows by fixed rules.
+
+- Length: durations in the unit of the preset's length (epochs, in most presets) keep their share of the run. Percent
+  stay. Durations in another unit stay, and a warm-up longer than the run is shortened to it.
+- Batch: a group of a fixed size is never larger than the batch, and `--batch-per-device` carries it. The peak learning
+  rate is linear in the batch size if the recipe says for which batch size it is, else it stays.
+- Network: options that the new network does not have are dropped, and so is an image size made for the old one.
+- Data: a batch larger than the training set becomes the largest power of two with eight steps per epoch.
+
+Values that a user wrote, in a file or as an option, never change: if they contradict each other, that is an error.
+The intervals of evaluation, saving and logging stay. What was changed is part of the recipe that a run stores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from reconv.recipe.schema import Recipe
+from reconv.recipe.units import Duration, parse_rate
+
+MIN_STEPS_PER_EPOCH = 8  # of a batch that is chosen for a small dataset
+CHANGED = "changed: "  # a description that lists what was changed
+_DIGITS = 4  # significant digits of a scaled duration
+_NUM_CLASSES = {"ImageNet": 1000, "COCO": 80, "VOC": 20}  # of datasets that presets make claims about
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field that follows another one, or a number of the plan that does."""
+
+    field: str
+    old: object
+    new: object
+    why: str
+    is_field: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.field} {show(self.old)} -> {show(self.new)} ({self.why})"
+
+
+def show(value: object) -> str:
+    """A value as in YAML."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(show, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def follow_length(
+    preset: Recipe, length: Duration, explicit: Collection[str], steps_per_epoch: int | None = None
+) -> Iterator[Change]:
+    """The durations of a preset for another length; if the units of the two differ, `steps_per_epoch` is needed."""
+    factor = _length_factor(preset.length, length, steps_per_epoch)
+    if factor is None or factor == 1:
+        return
+    for field, old in _durations(preset):
+        new = _scaled(old, preset.length.unit, factor)
+        if field not in explicit and new != old:
+            yield Change(field, old, new, f"keeps its share of the run, {preset.length} -> {length}")
+
+
+def _durations(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """The fields with points or parts of the run, as opposed to intervals of evaluation or saving."""
+    schedule = recipe.schedule
+    by_epoch = schedule.name == "exponential" and schedule.period is None and schedule.num_periods is None
+    yield "schedule.warmup", schedule.warmup
+    yield "schedule.decay_until", schedule.decay_until
+    yield "schedule.period", Duration(1, "ep") if by_epoch else schedule.period
+    yield "schedule.milestones", schedule.milestones
+    yield "model.freeze_until", recipe.model.freeze_until
+    yield "augment.progressive_resizing", recipe.augment.progressive_resizing
+    yield "checkpoint_average.last", recipe.checkpoint_average.last
+
+
+def _length_factor(old: Duration, new: Duration, steps_per_epoch: int | None) -> Fraction | None:
+    """New length / old length; None if it is not known."""
+    if {old.unit, new.unit} - {"ep", "step"} or old.value == 0 or new.value == 0:
+        return None
+    if old.unit == new.unit:
+        return new.exact / old.exact
+    if steps_per_epoch is None:
+        return None
+    steps = [duration.exact * (steps_per_epoch if duration.unit == "ep" else 1) for duration in (old, new)]
+    return steps[1] / steps[0]
+
+
+def _scaled(value: Any, unit: str, factor: Fraction) -> Any:
+    """A duration or a list of points with the durations in `unit` scaled; points stay in order."""
+    if isinstance(value, Duration) and value.unit == unit and value.value > 0:
+        scaled = value.exact * factor
+        whole = float(max(1, math.floor(scaled + Fraction(1, 2))))
+        return Duration(whole if unit == "step" else _rounded(scaled), unit)
+    if not isinstance(value, tuple):
+        return value
+    points: list[Any] = []
+    for item in value:  # a milestone, or (start, size)
+        start, *rest = item if isinstance(item, tuple) else (item,)
+        point = _scaled(start, unit, factor)
+        before = points[-1] if points else None
+        before = before[0] if isinstance(before, tuple) else before
+        if before is not None and before.unit == point.unit == "step" and point.value <= before.value:
+            point = Duration(before.value + 1, "step")
+        points.append((point, *rest) if rest else point)
+    return tuple(points)
+
+
+def _rounded(number: Fraction) -> float:
+    """A number with few digits, so that a recipe stays readable."""
+    value = Decimal(number.numerator) / Decimal(number.denominator)
+    return float(round(value, _DIGITS - 1 - value.adjusted()))
+
+
+def follow_batch(
+    preset: Recipe, size: int, explicit: Collection[str], per_device: int | None = None
+) -> Iterator[Change]:
+    """The group size of a preset, and what becomes of its learning rate, for another global batch size."""
+    group = preset.batch.group
+    if isinstance(group, int) and "batch.group" not in explicit:
+        if per_device is not None and per_device % group:
+            yield Change("batch.group", group, per_device, "follows --batch-per-device")
+        elif group > size:
+            yield Change("batch.group", group, size, "cannot be larger than the batch")
+    schedule, base = preset.schedule, preset.schedule.base_batch_size
+    if size == preset.batch.size or base is None or {"schedule.lr", "schedule.base_batch_size"} & set(explicit):
+        return
+    old, new = (schedule.lr * batch / base for batch in (preset.batch.size, size))
+    yield Change(
+        "peak learning rate", old, new, f"{schedule.lr:g} per {base}, linear in the batch size", is_field=False
+    )
+    if schedule.end_lr > new and "schedule.end_lr" not in explicit:
+        end = schedule.end_lr * new / old
+        yield Change("schedule.end_lr", schedule.end_lr, end, "keeps its ratio to the peak learning rate")
+
+
+def rate_note(preset: Recipe, size: int, explicit: Collection[str]) -> str | None:
+    """A line about a learning rate that stays although the batch size changes."""
+    schedule = preset.schedule
+    if size == preset.batch.size or schedule.base_batch_size is not None or "schedule.lr" in explicit:
+        return None
+    if not schedule.uses_lr:
+        return None
+    linear = schedule.lr * size / preset.batch.size
+    return (
+        f"schedule.lr stays {schedule.lr:g} at a batch of {size} (was {preset.batch.size}), since the recipe does not "
+        f"scale it; in proportion it would be --lr {linear:.4g}"
+    )
+
+
+def literal_rate(name: str, rate: object, written: str, size: int, base: int) -> Iterator[Change]:
+    """An inherited lr (or milestone_lrs) at this batch size, since `written` is used as it is."""
+    rates = [_number(item) for item in (rate if isinstance(rate, (list, tuple)) else [rate])]
+    if rate is None or None in rates:
+        return
+    scaled = [number * size / base for number in rates if number is not None]
+    new = scaled if isinstance(rate, (list, tuple)) else scaled[0]
+    if scaled != rates:
+        yield Change(f"schedule.{name}", rate, new, f"x {size}/{base}, since schedule.{written} is used as written")
+
+
+def _number(rate: object) -> float | None:
+    """A learning rate as in a recipe's text; None: it is none."""
+    if isinstance(rate, str):
+        parsed = parse_rate(rate)
+        return None if parsed is None else parsed[0]
+    return rate if isinstance(rate, (int, float)) else None
+
+
+def follow_model(
+    preset: Recipe, name: str, has_option: Collection[str] | None, explicit: Collection[str]
+) -> Iterator[Change]:
+    """What a preset wrote for its network only, if another one is chosen; `has_option` are the options of the new one.
+
+    None stands for a network of another package, whose options are not known: it gets none of the preset's.
+    """
+    if name == preset.model.name:
+        return
+    for option, value in preset.model.options.items():
+        field = f"model.options.{option}"
+        if field not in explicit and value is not None and (has_option is None or option not in has_option):
+            yield Change(field, value, None, f"{name} has no such option")
+    default, size = type(preset.data.preprocess)(), preset.data.preprocess.size
+    # A preset that names its dataset has the image size of the data, and a detector's anchors depend on it.
+    if preset.task != "classification" or preset.data.source != "auto" or size == default.size:
+        return
+    if "data.preprocess.size" not in explicit:
+        yield Change("data.preprocess.size", size, default.size, f"{size} px are for {preset.model.name}")
+        if preset.augment.size is not None and "augment.size" not in explicit:
+            yield Change("augment.size", preset.augment.size, None, "follows data.preprocess.size")
+        if isinstance(preset.data.preprocess.resize, int) and "data.preprocess.resize" not in explicit:
+            yield Change(
+                "data.preprocess.resize", preset.data.preprocess.resize, default.resize, "follows data.preprocess.size"
+            )
+
+
+def follow_data(recipe: Recipe, num_train: int, explicit: Collection[str]) -> Iterator[Change]:
+    """A smaller batch, with its group, for a dataset that does not fill one."""
+    size = recipe.batch.size
+    if not recipe.data.drop_last or not 0 < num_train < size or "batch.size" in explicit:
+        return
+    if recipe.data.epoch_samples is not None:
+        return
+    per_step = max(1, num_train // MIN_STEPS_PER_EPOCH)
+    new = max(1 << (per_step.bit_length() - 1), min(2, num_train))
+    yield Change("batch.size", size, new, f"the dataset has {num_train:,} training samples")
+    yield from follow_batch(recipe, new, explicit)
+
+
+def shorten_warmup(recipe: Recipe, warmup_steps: int, total_steps: int, explicit: Collection[str]) -> Iterator[Change]:
+    """A warm-up that is longer than the run and was not written by the user."""
+    if warmup_steps > total_steps and "schedule.warmup" not in explicit:
+        new = Duration(float(total_steps), "step")
+        yield Change("schedule.warmup", recipe.schedule.warmup, new, f"the run has {total_steps:,} steps")
+
+
+def is_about_other_data(recipe: Recipe, num_classes: int) -> bool:
+    """Whether the description or the expected result are about a dataset with another number of classes."""
+    texts = [recipe.description, recipe.expect.on if recipe.expect else ""]
+    known = [number for name, number in _NUM_CLASSES.items() if any(text.startswith(name) for text in texts)]
+    return any(num_classes not in (number, number + 1) for number in known)
+
+
+def describe(changed: Sequence[str]) -> str:
+    """The description of a recipe that was changed by options or by its data."""
+    shown, more = changed[:6], len(changed) - 6
+    return f"{CHANGED}{', '.join(shown)}" + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,118 @@
+"""A recipe with the origin of its values, the preset it was made from, and what was changed to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reconv.recipe.adapt import (
+    CHANGED,
+    Change,
+    describe,
+    follow_data,
+    follow_length,
+    follow_model,
+    is_about_other_data,
+    rate_note,
+    shorten_warmup,
+    show,
+)
+from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
+from reconv.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A recipe, the origin of each of its values, and its file."""
+
+    recipe: Recipe
+    origins: Mapping[str, str]  # dotted leaf -> "default", "quickstart.yaml:12", "--batch-size", ...
+    file: Path | None
+    header: str  # the file's leading comment
+    preset: Recipe | None = None  # the one that the user's files and options change
+    explicit: frozenset[str] = frozenset()  # fields that the user wrote
+    changes: tuple[Change, ...] = ()  # what follows from what the user wrote, and from the data
+    notes: tuple[str, ...] = ()  # further lines for the plan
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What was changed to fit, for the plan."""
+        return (*(f"changed to fit: {change}" for change in self.changes), *self.notes)
+
+    @property
+    def changed_fields(self) -> frozenset[str]:
+        """The fields that were changed to fit."""
+        return frozenset(change.field for change in self.changes if change.is_field)
+
+    def with_changes(self, changes: Sequence[Change], notes: Sequence[str] = ()) -> Resolved:
+        """The recipe with these changes; it no longer claims what held before them."""
+        fields = [change for change in changes if change.is_field]
+        claims = self._claims([f"{change.field} {show(change.new)}" for change in fields]) if fields else {}
+        return replace(
+            self,
+            recipe=_with_values(self.recipe, {**claims, **{change.field: change.new for change in fields}}),
+            origins={**self.origins, **{change.field: "fitted" for change in fields}},
+            changes=(*self.changes, *changes),
+            notes=(*self.notes, *notes),
+        )
+
+    def without_claims(self, why: str) -> Resolved:
+        """The recipe without a description and an expected result that do not hold."""
+        return replace(self, recipe=_with_values(self.recipe, self._claims([why])))
+
+    def _claims(self, changed: Sequence[str]) -> dict[str, Any]:
+        """Description and expected result of this recipe after changes; those that the user wrote stay."""
+        claims: dict[str, Any] = {}
+        if not any(field.partition(".")[0] == "expect" for field in self.explicit):
+            claims["expect"] = None
+        if "description" not in self.explicit:
+            before = self.recipe.description
+            written = [before.removeprefix(CHANGED)] if before.startswith(CHANGED) else []
+            claims["description"] = describe([*written, *changed])
+        return claims
+
+
+def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values, checked again; null removes an option of the network."""
+    if not values:
+        return recipe
+    tree = recipe.model_dump(mode="json")
+    for field, value in values.items():
+        *sections, name = field.split(".")
+        node = tree
+        for section in sections:
+            node = node[section]
+        if field.startswith("model.options."):
+            node.pop(name, None)
+        else:
+            node[name] = value
+    return Recipe.model_validate(tree)
+
+
+def fit_to_model(resolved: Resolved, options: Collection[str] | None) -> Resolved:
+    """Drop what the preset wrote for its own network; `options` are those of the chosen one, None: unknown."""
+    preset, name = resolved.preset, resolved.recipe.model.name
+    if preset is None or preset.model.name == name:
+        return resolved
+    return resolved.with_changes(list(follow_model(preset, name, options, resolved.explicit)))
+
+
+def fit_to_data(resolved: Resolved, num_train: int, num_classes: int) -> Resolved:
+    """Fit the batch and what depends on the number of steps per epoch to the training set."""
+    explicit = resolved.explicit
+    if changes := list(follow_data(resolved.recipe, num_train, explicit)):
+        note = rate_note(resolved.recipe, int(str(changes[0].new)), explicit)
+        resolved = resolved.with_changes(changes, [note] if note else [])
+    if num_train > 0:
+        per_epoch = steps_per_epoch(resolved.recipe, num_train)
+        preset, length = resolved.preset, resolved.recipe.length
+        if preset is not None and preset.length.unit != length.unit:
+            resolved = resolved.with_changes(list(follow_length(preset, length, explicit, per_epoch)))
+        total = length_steps(length, per_epoch)
+        warmup = duration_steps(resolved.recipe.schedule.warmup, per_epoch, total)
+        resolved = resolved.with_changes(list(shorten_warmup(resolved.recipe, warmup, total, explicit)))
+    if is_about_other_data(resolved.recipe, num_classes):
+        resolved = resolved.without_claims(f"other data, with {num_classes} classes")
+    return resolved
