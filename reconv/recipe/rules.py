@@ -277,13 +277,14 @@ def _mixing(recipe: Recipe) -> Iterator[Contradiction]:
         *(["--set augment.cutmix.lam=1"] if cutmix.enabled and cutmix.mode != "beta" else []),
         *(["--set augment.combine=one-of"] if augment.combine == "both" else []),
     ]
-    cures = (larger, " ".join(off))
+    cures = [larger, " ".join(off)]
     if group == 1:
-        yield Contradiction((*fields, "batch.group", "batch.size"), "needs groups of at least two samples", cures)
+        text = "needs groups of at least two samples"
+        yield Contradiction((*fields, "batch.group", "batch.size"), text, tuple(cures))
     else:
         text = f"{cutmix.roll} must be smaller than the group of {group} samples"
-        cures = (*cures, f"--set augment.cutmix.roll={group - 1}")
-        yield Contradiction(("augment.cutmix.roll", "batch.group", "batch.size"), text, cures)
+        cures.append(f"--set augment.cutmix.roll={group - 1}")
+        yield Contradiction(("augment.cutmix.roll", "batch.group", "batch.size"), text, tuple(cures))
 
 
 def _color_jitter(recipe: Recipe) -> Iterator[Contradiction]:
