@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
-from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
+from reconv.data.inspect.draw_boxes import draw_batch_boxes
 from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -128,18 +127,8 @@ def _sheet(title: str, batch: Batch, recipe: Recipe, datasets: Datasets) -> Cont
     if "boxes" not in batch.tensors:
         return ContactSheet(title, tiles, [names[target] for target in batch["targets"].tolist()])
     rows = zip(tiles, batch["boxes"], batch["labels"], strict=True)
-    drawn = [_with_boxes(tile, boxes, labels, names) for tile, boxes, labels in rows]
+    drawn = [draw_batch_boxes(tile, boxes, labels, names) for tile, boxes, labels in rows]
     return ContactSheet(title, drawn, [_count_boxes(int((labels > 0).sum())) for labels in batch["labels"]])
-
-
-def _with_boxes(tile: Image.Image, boxes: Tensor, labels: Tensor, names: Sequence[str]) -> Image.Image:
-    """The image with its boxes."""
-    scaled = boxes * torch.tensor([tile.width, tile.height] * 2)
-    is_box = labels > 0
-    pairs = zip(scaled[is_box].tolist(), (labels[is_box] - 1).tolist(), strict=True)
-    return draw_boxes(
-        tile, [DrawnBox((x0, y0, x1, y1), names[label], class_color(label)) for (x0, y0, x1, y1), label in pairs]
-    )
 
 
 def _count_boxes(count: int) -> str:

@@ -15,7 +15,7 @@ from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import CocoResult, evaluate_coco, has_coco_eval
 from reconv.metrics.detection_errors import ERROR_KINDS, count_error_kinds, recall_by_size
 from reconv.metrics.detection_matches import DetectionMatches, ImageDetections, match_detections
-from reconv.metrics.voc_eval import CURVE_RECALLS, PrecisionRecall, precision_recall_by_class, voc_metrics
+from reconv.metrics.voc_eval import CURVE_RECALLS, PrecisionRecall, f1_curve, precision_recall_by_class, voc_metrics
 
 MAX_IMAGES_ON_DEVICE = 8192  # 200 detections of an image take 7 kB
 MAX_CURVES = 8
@@ -114,9 +114,20 @@ class DetectionResult:
                 {"name": "mean over classes", "precision": self._mean_curve()},
                 *({"name": self.class_names[curve.label], "precision": _points(curve)} for curve in self._selected()),
             ],
+            **self._f1_curve(),
             "sizes": [asdict(size) for size in recall_by_size(self.matches)],
             "errors": count_error_kinds(self.matches, len(self.class_names)),
             "error_kinds": ERROR_KINDS,
+        }
+
+    def _f1_curve(self) -> dict[str, Any]:
+        """Precision, recall and F1 by score threshold, and the threshold with the highest F1."""
+        curve = f1_curve(self.curves)
+        columns = {"score": curve.scores, "precision": curve.precision, "recall": curve.recall, "f1": curve.f1}
+        rounded = {name: [round(value, 5) for value in column.tolist()] for name, column in columns.items()}
+        return {
+            "f1_curve": rounded,
+            "best_threshold": {name: column[curve.best] for name, column in rounded.items()},
         }
 
     def _class_row(self, curve: PrecisionRecall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy and the mean loss of a classifier on a validation set, and its worst mistakes.
+"""Top-1 and top-5 accuracy and the mean loss of a classifier on a validation set, and the prediction for each image.
 
 Counts are integers and the loss is summed in fp64 in sample order, so the result does not depend on how the set was
 split into batches over ranks.
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,29 +19,59 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.precision.accumulate import to_accumulate_dtype
 
-NUM_MISTAKES = 16
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+TOP_K = 5  # with no more classes than that, every prediction is among the top 5, and top5 is not reported
+_COLUMNS = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A misclassified validation image."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictionTable:
+    """The predictions for n validation images, each array [n], in the order of the validation set."""
 
-    index: int
-    target: int
-    predicted: int
-    confidence: float
-    loss: float
+    index: I64  # in the validation set
+    target: I64
+    predicted: I64
+    runner_up: I64  # the class with the second-highest probability; of a single class, that class
+    confidence: F64  # the probability of the predicted class
+    runner_up_confidence: F64
+    loss: F64
+
+    @classmethod
+    def from_rows(cls, rows: F64) -> PredictionTable:
+        """From rows [n, 7] with these columns, in any order."""
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        index, target, predicted, runner_up = (column.astype(np.int64) for column in rows[:, :4].T)
+        return cls(index, target, predicted, runner_up, *np.ascontiguousarray(rows[:, 4:].T))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def is_correct(self) -> npt.NDArray[np.bool_]:
+        correct: npt.NDArray[np.bool_] = self.predicted == self.target
+        return correct
+
+    def worst(self, count: int) -> I64:
+        """The rows of the wrong predictions with the highest loss, worst first; ties in the order of the set."""
+        order = np.argsort(-self.loss, kind="stable")
+        return order[~self.is_correct[order]][:count]
+
+    def most_uncertain(self, count: int) -> I64:
+        """The rows with the smallest margin between the two best classes, right or wrong; ties likewise."""
+        return np.argsort(self.confidence - self.runner_up_confidence, kind="stable")[:count]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ClassificationState:
-    """The accumulated sums of one rank, to be merged with those of others."""
+    """What one rank has accumulated, to be merged with that of others."""
 
     num_samples: int
     correct1: int
     correct5: int
     losses: list[list[float]]  # of each batch: its first position and its loss sum
-    worst: list[list[float]]
+    rows: F64  # [n, 7], the columns of PredictionTable
 
 
 class ClassificationMetrics:
@@ -47,11 +79,12 @@ class ClassificationMetrics:
 
     def __init__(self, num_classes: int) -> None:
         self.num_samples = 0
-        self._k = min(5, num_classes)
+        self.num_classes = num_classes
+        self._k = min(TOP_K, num_classes)
         self._correct1: Tensor | int = 0
         self._correct5: Tensor | int = 0
         self._losses: list[Tensor] = []  # of each batch, in fp64: its first position and its loss sum
-        self._worst: Tensor | None = None  # [n, 5] fp64: loss, index, target, predicted, confidence
+        self._rows: list[Tensor] = []  # of each batch, in fp64: the columns of PredictionTable
 
     def update(self, outputs: Any, batch: Batch) -> None:
         """Add logits [n, classes] for a batch with `targets` and `indices`."""
@@ -59,35 +92,28 @@ class ClassificationMetrics:
         targets = batch["targets"]
         losses = to_accumulate_dtype(F.cross_entropy(logits, targets, reduction="none"))
         topk = logits.topk(self._k, dim=1).indices
-        correct = topk[:, 0] == targets
         self.num_samples += len(batch)
-        self._correct1 = self._correct1 + correct.sum()
+        self._correct1 = self._correct1 + (topk[:, 0] == targets).sum()
         self._correct5 = self._correct5 + (topk == targets[:, None]).any(dim=1).sum()
         self._losses.append(torch.stack([to_accumulate_dtype(batch.positions[0]), losses.sum()]))
-        confidence = to_accumulate_dtype(logits.softmax(dim=1).amax(dim=1))
-        columns = [
-            losses.masked_fill(correct, -1.0),
-            to_accumulate_dtype(batch["indices"]),
-            to_accumulate_dtype(targets),
-            to_accumulate_dtype(topk[:, 0]),
-            confidence,
-        ]
-        rows = torch.stack(columns, dim=1)
-        self._worst = _worst(rows if self._worst is None else torch.cat([self._worst, rows]))
+        best_two = topk[:, [0, min(1, self._k - 1)]]
+        scores = logits.softmax(dim=1).gather(1, best_two)
+        columns = [batch["indices"][:, None], targets[:, None], best_two, scores, losses[:, None]]
+        self._rows.append(torch.cat([to_accumulate_dtype(column) for column in columns], dim=1))
 
     def compute(self) -> dict[str, float]:
-        if self.num_samples == 0:
-            return {"top1": 0.0, "top5": 0.0, "loss": 0.0}
-        n = self.num_samples
+        n = max(1, self.num_samples)
         # Floating-point sums depend on their order, so add batches by position whichever rank had them.
-        by_position = sorted(torch.stack(self._losses).tolist(), key=lambda batch: batch[0])
-        loss = sum(loss for _, loss in by_position)
-        return {"top1": int(self._correct1) / n, "top5": int(self._correct5) / n, "loss": loss / n}
+        by_position = sorted(torch.stack(self._losses).tolist() if self._losses else [], key=lambda batch: batch[0])
+        loss = sum((loss for _, loss in by_position), 0.0)
+        top5 = {"top5": int(self._correct5) / n} if self.num_classes > TOP_K else {}
+        return {"top1": int(self._correct1) / n, **top5, "loss": loss / n}
 
     def state(self) -> ClassificationState:
-        worst = [] if self._worst is None else self._worst.tolist()
         losses = torch.stack(self._losses).tolist() if self._losses else []
-        return ClassificationState(self.num_samples, int(self._correct1), int(self._correct5), losses, worst)
+        return ClassificationState(
+            self.num_samples, int(self._correct1), int(self._correct5), losses, self._all_rows().numpy()
+        )
 
     def merge(self, states: Sequence[ClassificationState]) -> None:
         """Replace what was accumulated by the states of all ranks, this one included."""
@@ -95,16 +121,11 @@ class ClassificationMetrics:
         self._correct1 = sum(state.correct1 for state in states)
         self._correct5 = sum(state.correct5 for state in states)
         self._losses = [torch.tensor(batch, dtype=torch.float64) for state in states for batch in state.losses]
-        worst = sorted((row for state in states for row in state.worst), key=lambda row: row[1])
-        self._worst = _worst(torch.tensor(worst, dtype=torch.float64)) if worst else None
+        self._rows = [torch.from_numpy(state.rows) for state in states]
 
-    def mistakes(self) -> list[Mistake]:
-        """The misclassified images with the highest loss, worst first."""
-        rows = [] if self._worst is None else self._worst.tolist()
-        return [Mistake(int(i), int(t), int(p), c, loss) for loss, i, t, p, c in rows if loss >= 0]
+    def predictions(self) -> PredictionTable:
+        """The prediction for each image. Synchronizes with the device."""
+        return PredictionTable.from_rows(self._all_rows().numpy())
 
-
-def _worst(rows: Tensor) -> Tensor:
-    """The rows with the highest loss; ties go to the earlier row."""
-    order = rows[:, 0].sort(descending=True, stable=True).indices
-    return rows[order[:NUM_MISTAKES]]
+    def _all_rows(self) -> Tensor:
+        return torch.cat(self._rows).cpu().double() if self._rows else torch.zeros(0, _COLUMNS, dtype=torch.float64)

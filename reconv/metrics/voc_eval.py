@@ -5,6 +5,7 @@ Difficult objects need not be found. A class without objects has no average prec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ F64 = npt.NDArray[np.float64]
 
 IOU_THRESHOLD = 0.5
 CURVE_RECALLS = np.linspace(0, 1, 101)
+SCORE_THRESHOLDS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +29,7 @@ class PrecisionRecall:
     num_detections: int
     recall: F64  # rising
     precision: F64
+    scores: F64  # falling
 
     @property
     def voc10(self) -> float:
@@ -56,11 +59,46 @@ def precision_recall_by_class(
     num_objects = np.bincount(matches.truth_labels[~matches.difficult], minlength=num_classes)
     curves = []
     for label in range(num_classes):
-        true_positives = np.cumsum(outcomes.true_positive[~outcomes.ignored & (matches.labels == label)])
+        counted = ~outcomes.ignored & (matches.labels == label)
+        true_positives = np.cumsum(outcomes.true_positive[counted])
         recall = true_positives / max(1, int(num_objects[label]))
         precision = true_positives / np.arange(1, len(true_positives) + 1)
-        curves.append(PrecisionRecall(label, int(num_objects[label]), len(true_positives), recall, precision))
+        num_label = int(num_objects[label])
+        curves.append(
+            PrecisionRecall(label, num_label, len(true_positives), recall, precision, matches.scores[counted])
+        )
     return curves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class F1Curve:
+    """Precision, recall and F1 of the detections with at least a score, as means over the classes with objects."""
+
+    scores: F64  # [thresholds], rising
+    precision: F64
+    recall: F64
+    f1: F64
+
+    @property
+    def best(self) -> int:
+        """The threshold with the highest F1; the lowest of several."""
+        return int(self.f1.argmax())
+
+
+def f1_curve(curves: Sequence[PrecisionRecall], thresholds: F64 = SCORE_THRESHOLDS) -> F1Curve:
+    """The F1 curve of all classes together; zeros if no class has objects. A class without detections has 0."""
+    columns = [_at_thresholds(curve, thresholds) for curve in curves if curve.num_objects]
+    means = np.mean(columns, axis=0) if columns else np.zeros((3, len(thresholds)))
+    return F1Curve(thresholds, *means)
+
+
+def _at_thresholds(curve: PrecisionRecall, thresholds: F64) -> F64:
+    """Precision, recall and F1 [3, thresholds] of the detections of a class with at least each score."""
+    num_kept = np.searchsorted(-curve.scores, -thresholds, side="right")
+    precision = np.concatenate([[0.0], curve.precision])[num_kept]
+    recall = np.concatenate([[0.0], curve.recall])[num_kept]
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    return np.stack([precision, recall, f1])
 
 
 def voc_metrics(curves: list[PrecisionRecall]) -> dict[str, float]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from reconv.logging import formatting as fmt
 from reconv.report.markup import Html, data_block, el, join
 
 MAX_POINTS = 600
 NUM_COLORS = 8
+_MAX_LETTERS_BESIDE_TICKS = 6
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 Point = tuple[float, float]
 
@@ -84,11 +85,11 @@ class _Frame:
     y_min: float
     y_max: float
     log: bool
+    bottom: int
+    ticks: tuple[float, ...]
     left: int = 58
     right: int = 14
     top: int = 16
-    bottom: int = 30
-    ticks: tuple[float, ...] = field(default=())
 
     @property
     def plot_width(self) -> int:
@@ -148,6 +149,7 @@ def _clipped(frame: _Frame, margin: int, *content: Html) -> Html:
 
 def _frame(chart: Chart, downsampled: Sequence[Sequence[Point]]) -> _Frame:
     width, height = (380, 210) if chart.small else (560, 290)
+    bottom = 30 if len(chart.x_name) <= _MAX_LETTERS_BESIDE_TICKS else 48
     values = list(chart.y_range or (y for points in downsampled for _, y in points if math.isfinite(y)))
     if chart.band and not chart.y_range:
         values += [chart.band.value - chart.band.tolerance, chart.band.value + chart.band.tolerance]
@@ -155,12 +157,12 @@ def _frame(chart: Chart, downsampled: Sequence[Sequence[Point]]) -> _Frame:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if chart.may_be_log and low > 0 and high / low > 50:
         y_min, y_max, ticks = _log_ticks(low, high)
-        return _Frame(width, height, x_max, y_min, y_max, True, ticks=ticks)
+        return _Frame(width, height, x_max, y_min, y_max, True, bottom, ticks)
     if chart.from_zero:
         low = min(low, 0.0)
     ceiling = 1.0 if chart.format == "percent" and high <= 1.0 else None
     y_min, y_max, ticks = _linear_ticks(low, high, ceiling)
-    return _Frame(width, height, x_max, y_min, y_max, False, ticks=ticks)
+    return _Frame(width, height, x_max, y_min, y_max, False, bottom, ticks)
 
 
 def _nice_step(span: float, wanted: int) -> float:
@@ -245,9 +247,10 @@ def _axes(frame: _Frame, chart: Chart) -> Html:
     for tick in (t for t in x_ticks if t <= frame.x_max * 1.0001):
         label = {"class": "tick", "x": f"{frame.x(tick):.1f}", "y": bottom + 20, "text-anchor": "middle"}
         parts.append(el("text", label, f"{tick:g}"))
-    parts.append(
-        el("text", {"class": "tick unit", "x": frame.left - 11, "y": bottom + 20, "text-anchor": "end"}, chart.x_name)
-    )
+    beside_ticks = {"x": frame.left - 11, "y": bottom + 20, "text-anchor": "end"}
+    below_ticks = {"x": frame.left + frame.plot_width / 2, "y": bottom + 38, "text-anchor": "middle"}
+    is_short = len(chart.x_name) <= _MAX_LETTERS_BESIDE_TICKS
+    parts.append(el("text", {"class": "tick unit", **(beside_ticks if is_short else below_ticks)}, chart.x_name))
     parts.append(
         el("line", {"class": "axis", "x1": frame.left, "x2": frame.width - frame.right, "y1": bottom, "y2": bottom})
     )

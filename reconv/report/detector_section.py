@@ -32,13 +32,8 @@ def detection(record: RunRecord) -> Html:
         f"Evaluation at step {analysis['step']:,} ({analysis['weights']} weights) on {analysis['num_images']:,} "
         f"images{partial}. An object counts as found at an IoU of 0.5 or more."
     )
-    panels = el("div", {"class": "charts"}, _curves(analysis), _sizes(analysis))
-    return page.section("Detection analysis", panels, _errors(analysis), _classes(analysis), intro=intro)
-
-
-def _panel(title: str, note: str, table: Html) -> Html:
-    """A table with a heading, as large as a chart."""
-    return el("figure", {"class": "panel"}, el("figcaption", None, el("h3", None, title), el("p", None, note)), table)
+    panels = (_curves(analysis), _f1_curve(analysis), _sizes(analysis), _errors(analysis))
+    return page.section("Detection analysis", el("div", {"class": "charts"}, *panels), _classes(analysis), intro=intro)
 
 
 def _curves(analysis: Mapping[str, Any]) -> Html:
@@ -52,6 +47,32 @@ def _curves(analysis: Mapping[str, Any]) -> Html:
     note = f"Interpolated precision at IoU 0.5: the best at or above each recall.{which}"
     chart = Chart(
         "Precision-recall", "percent", tuple(series), x_max=1.0, note=note, x_name="recall", y_range=(0.0, 1.0)
+    )
+    return draw(chart)
+
+
+def _f1_curve(analysis: Mapping[str, Any]) -> Html:
+    """Precision, recall and F1 over the score threshold, and the threshold with the highest F1."""
+    curve, best = analysis["f1_curve"], analysis["best_threshold"]
+    names = ("f1", "precision", "recall")
+    series = tuple(
+        Series("F1" if name == "f1" else name, tuple(zip(curve["score"], curve[name], strict=True)), color, color)
+        for color, name in enumerate(names)
+    )
+    note = (
+        f"Means over classes of the detections with at least a score. F1 is highest, {fmt.percent(best['f1'], 1)}, at "
+        f"{best['score']:.2f} (precision {fmt.percent(best['precision'], 1)}, recall {fmt.percent(best['recall'], 1)}):"
+        f" reconv predict --min-score {best['score']:.2f}"
+    )
+    chart = Chart(
+        "F1 by confidence",
+        "percent",
+        series,
+        x_max=1.0,
+        note=note,
+        best=(best["score"], best["f1"]),
+        x_name="score",
+        y_range=(0.0, 1.0),
     )
     return draw(chart)
 
@@ -74,7 +95,7 @@ def _errors(analysis: Mapping[str, Any]) -> Html:
         f"Percentages are of these; for missed objects, of the {objects:,} objects."
     )
     table = page.table(["kind", "count", "percent", "definition"], rows, (1, 2), "Error kinds")
-    return el("div", {"class": "charts"}, _panel("Error kinds", note, table))
+    return page.panel("Error kinds", note, table)
 
 
 def _sizes(analysis: Mapping[str, Any]) -> Html:
@@ -90,7 +111,7 @@ def _sizes(analysis: Mapping[str, Any]) -> Html:
     ]
     note = "By area in pixels of the original image: below 32 x 32, up to 96 x 96, and above, as in COCO."
     table = page.table(["size", "objects", "recall", fmt.metric_name("ap")], rows, (1, 2, 3), "Object sizes")
-    return _panel("Object sizes", note, table)
+    return page.panel("Object sizes", note, table)
 
 
 def _classes(analysis: Mapping[str, Any]) -> Html:
@@ -99,7 +120,7 @@ def _classes(analysis: Mapping[str, Any]) -> Html:
     columns = [name for name in _COLUMNS if name in classes[0]]
     rows = [[row["name"], *(_cell(row, name) for name in columns)] for row in classes]
     head = ["class", *(_COLUMNS[name] for name in columns)]
-    table = page.table(head, rows, range(1, len(head)), "Classes")
+    table = page.table(head, rows, range(1, len(head)), "Classes", is_sortable=True)
     return page.fold(f"Classes: {len(rows):,}", table, is_open=len(rows) <= _MAX_OPEN_ROWS)
 
 

@@ -1,7 +1,7 @@
 """Files of evaluations in a run directory, replaced atomically.
 
-`evaluations.csv` has the metrics of every checkpoint that `reconv eval --all` evaluated, `detection.json` the analysis
-of a detector's last evaluation.
+`evaluations.csv` has the metrics of every checkpoint that `reconv eval --all` evaluated, `classification.json` and
+`detection.json` the analysis of the last evaluation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 from reconv.io.atomic import write_atomic
 
 EVALUATIONS_FILE = "evaluations.csv"
-DETECTION_FILE = "detection.json"
-DETECTION_VERSION = 2  # a file of another version is ignored
+# The analyses of the last evaluation and their versions; a file of another version is ignored.
+CLASSIFICATION_FILE, CLASSIFICATION_VERSION = "classification.json", 1
+DETECTION_FILE, DETECTION_VERSION = "detection.json", 3
 _KEY_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")
 
 
@@ -65,17 +66,34 @@ def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
     write_atomic(run_dir / EVALUATIONS_FILE, text.getvalue())
 
 
+def read_classification_analysis(run_dir: Path) -> Mapping[str, Any] | None:
+    """The content of `classification.json`; None if there is none, or one of another version."""
+    return _read_analysis(run_dir / CLASSIFICATION_FILE, CLASSIFICATION_VERSION)
+
+
+def write_classification_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None:
+    """Replace `classification.json`."""
+    _write_analysis(run_dir / CLASSIFICATION_FILE, CLASSIFICATION_VERSION, analysis)
+
+
 def read_detection_analysis(run_dir: Path) -> Mapping[str, Any] | None:
     """The content of `detection.json`; None if there is none, or one of another version."""
-    file = run_dir / DETECTION_FILE
-    if not file.exists():
-        return None
-    analysis: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return analysis if analysis.get("version") == DETECTION_VERSION else None
+    return _read_analysis(run_dir / DETECTION_FILE, DETECTION_VERSION)
 
 
 def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None:
     """Replace `detection.json`."""
-    content = {"version": DETECTION_VERSION, **analysis}
+    _write_analysis(run_dir / DETECTION_FILE, DETECTION_VERSION, analysis)
+
+
+def _read_analysis(file: Path, version: int) -> Mapping[str, Any] | None:
+    if not file.exists():
+        return None
+    analysis: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return analysis if analysis.get("version") == version else None
+
+
+def _write_analysis(file: Path, version: int, analysis: Mapping[str, Any]) -> None:
+    content = {"version": version, **analysis}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    write_atomic(run_dir / DETECTION_FILE, text + "\n")
+    write_atomic(file, text + "\n")

@@ -11,40 +11,46 @@ from pathlib import Path
 from reconv.errors import UsageError
 from reconv.io.atomic import write_atomic
 from reconv.report import page, sections
+from reconv.report.classifier_section import classification
 from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
 from reconv.report.markup import el
-from reconv.report.run_record import RunRecord, load_run_record
+from reconv.report.run_record import RunRecord, load_run_record, with_distinct_labels
 from reconv.report.summary import summarize_record
 
 
-def render(run_dirs: Sequence[Path]) -> str:
-    """The page: the report of one run directory, or the comparison of several."""
+def render(run_dirs: Sequence[Path], live: page.LivePage | None = None) -> str:
+    """The page: the report of one run directory, or the comparison of several.
+
+    With `live`, the report is of a run that is running: it says so and reloads itself.
+    """
     if not run_dirs:
         raise UsageError("no run directory was given", then="reconv report runs/RECIPE/1")
     records = [load_run_record(run_dir) for run_dir in run_dirs]
     if len(records) == 1:
-        return _report(records[0])
+        return _report(records[0], live)
+    records = with_distinct_labels(records)
     return comparison(records, [summarize_record(record) for record in records])
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, live: page.LivePage | None = None) -> Path:
     """Write `report.html` into the run directory and return its path."""
     path = run_dir / "report.html"
-    write_atomic(path, render([run_dir]))
+    write_atomic(path, render([run_dir], live))
     return path
 
 
-def _report(record: RunRecord) -> str:
+def _report(record: RunRecord, live: page.LivePage | None) -> str:
     summary = summarize_record(record)
     return page.document(
         f"{record.name} · Reconv report",
         el(
             "main",
             None,
-            sections.header(record, summary),
+            sections.header(record, summary, live),
             sections.cards(record, summary),
             sections.curves(record, summary),
+            classification(record),
             detection(record),
             sections.messages(record),
             sections.bad_images(record),
@@ -59,4 +65,5 @@ def _report(record: RunRecord) -> str:
                 sections.recipe(record),
             ),
         ),
+        live=live,
     )

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 # A page stays below 5 MB; base64 adds a third.
 BUDGET_BYTES = 2_500_000
+# The largest side of a tile by the columns of its grid: few columns are for images where details matter.
+_MAX_TILE_SIDES = {1: 644, 2: 644, 3: 320, 4: 320}
 _MAX_TILE_SIDE = 160
-_MAX_WIDE_TILE_SIDE = 644  # in grids of one or two columns, where details matter
 _MAX_IMAGE_SIDE = 1400
 # Tiny images are small as PNG and are shown enlarged, where JPEG artifacts would be visible.
 _MAX_PNG_TILE_BYTES = 6_000
@@ -58,7 +59,7 @@ def _uri(image: Image, columns: int) -> str:
     """An image as a data URI: PNG if that is small, else JPEG."""
     from PIL.Image import Resampling
 
-    is_tile, tile_side = columns > 0, _MAX_TILE_SIDE if columns > 2 else _MAX_WIDE_TILE_SIDE
+    is_tile, tile_side = columns > 0, _MAX_TILE_SIDES.get(columns, _MAX_TILE_SIDE)
     max_side = tile_side if is_tile else _MAX_IMAGE_SIDE
     shown = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
     if max(shown.size) > max_side:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 
 from reconv.report.markup import Html, el, join
@@ -12,6 +13,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _BADGES = {
+    "running": ("live", "●", "running"),
     "met": ("good", "✓", "expectation met"),
     "finished": ("good", "✓", "finished"),
     "missed": ("bad", "✗", "expectation not met"),
@@ -22,7 +24,16 @@ _BADGES = {
 }
 
 
-def document(title: str, *body: Html) -> str:
+@dataclass(frozen=True, slots=True)
+class LivePage:
+    """When the page of a running run was written, and how it reloads itself."""
+
+    written_s: float  # Unix seconds
+    reload_s: float  # between two reloads
+    stale_s: float  # after this time without a new page the run is taken for dead, and the page stops reloading
+
+
+def document(title: str, *body: Html, live: LivePage | None = None) -> str:
     """A whole HTML document, self-contained."""
     head = el(
         "head",
@@ -37,7 +48,13 @@ def document(title: str, *body: Html) -> str:
         el("style", None, _asset("page.css")),
     )
     script = el("script", None, _asset("page.js"))
-    return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, el('body', None, *body, script))}\n"
+    timing = {} if live is None else _timing(live)
+    return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, el('body', timing, *body, script))}\n"
+
+
+def _timing(live: LivePage) -> dict[str, object]:
+    """What the page's script needs to reload the page."""
+    return {"data-reload-s": f"{live.reload_s:g}", "data-stale-at-s": f"{live.written_s + live.stale_s:.0f}"}
 
 
 def _asset(name: str) -> Html:
@@ -68,8 +85,18 @@ def card(name: str, value: str, detail: str = "") -> Html:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), caption: str = "") -> Html:
-    """A table that scrolls on a narrow screen; `numeric` columns are right-aligned."""
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[int] = (),
+    caption: str = "",
+    *,
+    is_sortable: bool = False,
+) -> Html:
+    """A table that scrolls on a narrow screen; `numeric` columns are right-aligned.
+
+    A click on a column's name sorts a table that is sortable.
+    """
 
     def cell(name: str, column: int, content: str) -> Html:
         return el(name, {"class": column in numeric and "num", "scope": name == "th" and "col"}, content)
@@ -81,8 +108,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[
     return el(
         "div",
         {"class": "scroll", "tabindex": 0, "role": "region", "aria-label": label},
-        el("table", None, *title, header, body),
+        el("table", {"class": is_sortable and "sortable"}, *title, header, body),
     )
+
+
+def panel(title: str, note: str, content: Html) -> Html:
+    """A table or another block with a heading, as large as a chart."""
+    return el("figure", {"class": "panel"}, el("figcaption", None, el("h3", None, title), el("p", None, note)), content)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Html:

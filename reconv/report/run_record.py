@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,12 @@ from reconv.logging.events import (
     latest_by_step,
     read_events,
 )
-from reconv.report.evaluation_files import CheckpointScore, read_detection_analysis, read_scores
+from reconv.report.evaluation_files import (
+    CheckpointScore,
+    read_classification_analysis,
+    read_detection_analysis,
+    read_scores,
+)
 
 E = TypeVar("E", bound=Event)
 
@@ -62,12 +67,14 @@ class RunRecord:
     messages: tuple[LogMessage, ...]
     data_wait: DataWait | None
     scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
-    detection: Mapping[str, Any] | None = None  # analysis of a detector's last evaluation
+    classification: Mapping[str, Any] | None = None  # analysis of a classifier's last evaluation
+    detection: Mapping[str, Any] | None = None  # of a detector's
+    label_parts: int = 2  # of the path that are its label
 
     @property
     def label(self) -> str:
-        """The run's name among others: the last two parts of its path, as in quickstart/1."""
-        return "/".join(self.folder.resolve().parts[-2:])
+        """The run's name among others: the last parts of its path, as in quickstart/1."""
+        return "/".join(self.folder.resolve().parts[-self.label_parts :]).replace("//", "/")
 
     @property
     def name(self) -> str:
@@ -110,8 +117,18 @@ def load_run_record(run_dir: Path) -> RunRecord:
         messages=tuple(_events_of_type(kept, LogMessage)),
         data_wait=next(iter(_events_of_type(kept, DataWait)), None),
         scores=tuple(read_scores(run_dir)),
+        classification=read_classification_analysis(run_dir),
         detection=read_detection_analysis(run_dir),
     )
+
+
+def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records with labels long enough to tell their run directories apart."""
+    folders = {record.folder.resolve() for record in records}
+    longest = max((len(folder.parts) for folder in folders), default=2)
+    is_distinct = (n for n in range(2, longest + 1) if len({folder.parts[-n:] for folder in folders}) == len(folders))
+    label_parts = next(is_distinct, 2)
+    return [replace(record, label_parts=label_parts) for record in records]
 
 
 def _events_of_type(events: Sequence[Event], event_type: type[E]) -> list[E]:

@@ -18,14 +18,17 @@ from reconv.report.run_record import RunRecord
 _MAX_ROWS = 200
 
 
-def header(record: RunRecord, summary: Mapping[str, Any]) -> Html:
+def header(record: RunRecord, summary: Mapping[str, Any], live: page.LivePage | None = None) -> Html:
     """What was trained, the result, and the commands to repeat or resume the run."""
     commands_typed = [attempt.start.command for attempt in record.attempts]
     command = next((words for words in reversed(commands_typed) if words[1:2] == ("train",)), ())
+    can_resume = summary["resume_command"] and live is None
     commands = [
         *([page.command("repeat", fmt.repeat_command(command))] if command else []),
-        *([page.command("resume", summary["resume_command"])] if summary["resume_command"] else []),
+        *([page.command("resume", summary["resume_command"])] if can_resume else []),
     ]
+    state = fmt.state(summary) if live is None else "running"
+    verdict = fmt.verdict(summary) if live is None else _progress(record, summary)
     facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
     return el(
         "header",
@@ -33,10 +36,29 @@ def header(record: RunRecord, summary: Mapping[str, Any]) -> Html:
         el("p", {"class": "kicker"}, f"Reconv training report · run {record.label}"),
         el("h1", None, record.name),
         *([el("p", {"class": "about"}, str(record.recipe["description"]))] if record.recipe.get("description") else []),
-        el("p", {"class": "verdict"}, page.badge(fmt.state(summary)), el("strong", None, fmt.verdict(summary))),
+        el("p", {"class": "verdict"}, page.badge(state), el("strong", None, verdict)),
+        *([] if live is None else [_live_note(live)]),
         el("ul", {"class": "facts"}, *facts),
         *commands,
     )
+
+
+def _progress(record: RunRecord, summary: Mapping[str, Any]) -> str:
+    """How far a running run is."""
+    metric, steps = summary["metric"], f"At step {summary['steps']:,} of {summary['total_steps']:,}"
+    value = f", {fmt.metric_name(metric)} {fmt.metric_text(metric, summary['value'])} so far" if metric else ""
+    left_s = record.progress[-1].eta_s if record.progress else None
+    left = f", about {fmt.duration(left_s)} left" if left_s is not None else ""
+    return f"{steps}{value}{left}."
+
+
+def _live_note(live: page.LivePage) -> Html:
+    """Says that the page reloads itself; the script replaces the text once it does no longer."""
+    text = f"Written {utc_time(live.written_s)}; reloads itself while the run is running."
+    stale = (
+        "The run has not written a new report for a long time: it may have been killed. Reload the page to look again."
+    )
+    return el("p", {"class": "live-note", "role": "status", "data-stale": stale}, text)
 
 
 def _facts(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -147,7 +169,8 @@ def _image_grid(event: ImageLogged, uris: Sequence[str] | None) -> Html:
             for uri, caption in zip(uris, event.captions, strict=True)
         ]
         wordy = sum(map(len, event.captions)) > 14 * len(event.captions)
-        look = "tiles wide" if event.columns <= 2 else "tiles wordy" if wordy else "tiles"
+        by_columns = "tiles wide" if event.columns <= 2 else "tiles medium" if event.columns <= 4 else ""
+        look = by_columns or ("tiles wordy" if wordy else "tiles")
         return el("div", {"class": look}, *tiles)
     captions = [el("ol", {"class": "captions"}, *(el("li", None, c) for c in event.captions))] if event.captions else []
     return join([*(_image(uri, event.title) for uri in uris), *captions])

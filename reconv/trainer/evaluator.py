@@ -42,6 +42,7 @@ class Evaluator:
         self.is_partial = run.plan.num_val_left_out > 0
         self.last_metrics: ClassificationMetrics | DetectionMetrics | None = None
         self.last_weights = ""  # raw, ema or averaged
+        self.last_step = 0
 
     def evaluate(self, step: int, stop_requested: Callable[[], bool]) -> list[EvalFinished]:
         """Evaluate after `step` steps; raises `EvaluationStopped` on all ranks if one was asked to stop."""
@@ -72,7 +73,7 @@ class Evaluator:
         skipped = len(self._bad_samples.known("val"))
         if metrics.num_samples + skipped != run.plan.num_val:
             raise AssertionError(f"evaluated {metrics.num_samples} of {run.plan.num_val} samples")
-        self.last_metrics, self.last_weights = metrics, weights
+        self.last_metrics, self.last_weights, self.last_step = metrics, weights, step
         values = metrics.compute()
         return EvalFinished(
             step,

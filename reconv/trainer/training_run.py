@@ -60,6 +60,7 @@ from reconv.trainer.checkpoint_average import CheckpointAveraging
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.live_report import LiveReport
 from reconv.trainer.micro_batch import choose_micro_batch
 from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
@@ -476,6 +477,7 @@ class TrainingRun(PreparedRun):
             DataWaitLogger(self.recipe, self.plan, source, cores, self.clock, stage_times, self.logger),
             CheckpointAveraging(self),
             ReportImages(self),
+            LiveReport(self),
         ]
 
 

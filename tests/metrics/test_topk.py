@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.metrics.topk import ClassificationMetrics, ClassificationState
+from reconv.metrics.topk import ClassificationMetrics, ClassificationState, PredictionTable
 
 NUM = 40
 
@@ -21,6 +24,12 @@ def random_logits(num_classes: int) -> tuple[Tensor, Tensor]:
 def rows_of(targets: Tensor, rows: slice) -> Batch:
     indices = torch.arange(len(targets))[rows]
     return Batch({"targets": targets[rows], "indices": indices}, indices, (len(indices),))
+
+
+def predictions_of(logits: Tensor, targets: Tensor) -> PredictionTable:
+    metrics = ClassificationMetrics(logits.shape[1])
+    metrics.update(logits, rows_of(targets, slice(None)))
+    return metrics.predictions()
 
 
 def count_correct(logits: Tensor, targets: Tensor, k: int) -> int:
@@ -42,44 +51,57 @@ def test_batches_and_ranks_have_the_metrics_of_the_whole_set() -> None:
     assert computed["loss"] == pytest.approx(float(F.cross_entropy(logits.double(), targets)))
     ranks[0].merge([rank.state() for rank in ranks])
     assert ranks[0].compute() == computed
-    assert ranks[0].mistakes() == one.mistakes()
+    merged, single = ranks[0].predictions(), one.predictions()
+    assert merged.index.tolist() == list(range(NUM))
+    for field in fields(single):
+        assert np.array_equal(getattr(merged, field.name), getattr(single, field.name))
 
 
-def test_mistakes_are_the_wrong_predictions_with_the_highest_loss() -> None:
+def test_the_worst_predictions_are_wrong_and_have_the_highest_loss() -> None:
     logits, targets = random_logits(12)
-    metrics = ClassificationMetrics(12)
-    metrics.update(logits, rows_of(targets, slice(None)))
+    predictions = predictions_of(logits, targets)
     losses = F.cross_entropy(logits, targets, reduction="none")
     wrong = [i for i in losses.argsort(descending=True).tolist() if logits[i].argmax() != targets[i]]
-    mistakes = metrics.mistakes()
-    assert [mistake.index for mistake in mistakes] == wrong[: len(mistakes)]
-    assert len(mistakes) == 16
-    assert all(mistake.predicted == int(logits[mistake.index].argmax()) for mistake in mistakes)
+    worst = predictions.worst(16)
+    assert predictions.index[worst].tolist() == wrong[:16]
+    assert predictions.predicted[worst].tolist() == logits.argmax(dim=1)[wrong[:16]].tolist()
 
 
-def test_a_correct_prediction_with_high_loss_is_not_a_mistake() -> None:
+def test_a_correct_prediction_with_high_loss_is_not_among_the_worst() -> None:
     logits, _ = random_logits(12)
     logits *= 0.01  # every loss is about ln 12
     targets = logits.argmax(dim=1)
     targets[::10] = (targets[::10] + 1) % 12
-    metrics = ClassificationMetrics(12)
-    metrics.update(logits, rows_of(targets, slice(None)))
-    assert {mistake.index for mistake in metrics.mistakes()} == {0, 10, 20, 30}
+    predictions = predictions_of(logits, targets)
+    assert set(predictions.index[predictions.worst(16)].tolist()) == {0, 10, 20, 30}
+
+
+def test_the_most_uncertain_predictions_have_the_closest_two_classes() -> None:
+    logits, targets = random_logits(12)
+    predictions = predictions_of(logits, targets)
+    top = logits.softmax(dim=1).topk(2, dim=1)
+    margins = (top.values[:, 0] - top.values[:, 1]).tolist()
+    uncertain = predictions.most_uncertain(5)
+    assert predictions.index[uncertain].tolist() == sorted(range(NUM), key=margins.__getitem__)[:5]
+    assert predictions.runner_up[uncertain].tolist() == top.indices[uncertain.tolist(), 1].tolist()
 
 
 def test_the_loss_does_not_depend_on_the_order_of_ranks() -> None:
     """1 + 1e-16 + 1e-16 + ... is 1, and 1e-16 + 1e-16 + ... + 1 is not."""
-    first = ClassificationState(1, 0, 0, [[0.0, 1.0]], [])
-    second = ClassificationState(10, 0, 0, [[float(position), 1e-16] for position in range(1, 11)], [])
+    no_rows = np.zeros((0, 7))
+    first = ClassificationState(1, 0, 0, [[0.0, 1.0]], no_rows)
+    second = ClassificationState(10, 0, 0, [[float(position), 1e-16] for position in range(1, 11)], no_rows)
     one, other = ClassificationMetrics(3), ClassificationMetrics(3)
     one.merge([first, second])
     other.merge([second, first])
     assert one.compute() == other.compute()
 
 
-def test_top5_of_three_classes_is_1() -> None:
-    logits, targets = random_logits(3)
-    metrics = ClassificationMetrics(3)
+@pytest.mark.parametrize(("num_classes", "has_top5"), [(1, False), (5, False), (6, True)])
+def test_there_is_no_top5_of_five_classes_or_fewer(num_classes: int, has_top5: bool) -> None:
+    logits, targets = random_logits(num_classes)
+    metrics = ClassificationMetrics(num_classes)
     metrics.update(logits, rows_of(targets, slice(None)))
-    assert metrics.compute()["top5"] == 1
-    assert metrics.compute()["top1"] == count_correct(logits, targets, 1) / NUM
+    computed = metrics.compute()
+    assert ("top5" in computed) == has_top5
+    assert computed["top1"] == count_correct(logits, targets, 1) / NUM

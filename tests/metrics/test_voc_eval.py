@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.metrics.detection_matches import ImageDetections, match_detections
-from reconv.metrics.voc_eval import precision_recall_by_class, voc_metrics
+from reconv.metrics.voc_eval import f1_curve, precision_recall_by_class, voc_metrics
 
 LEFT, RIGHT = (0.0, 0.0, 40.0, 40.0), (50.0, 50.0, 90.0, 90.0)
 
@@ -136,3 +136,19 @@ def _iou(first: np.ndarray, second: np.ndarray) -> float:
     shared = max(width, 0.0) * max(height, 0.0)
     areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
     return float(shared / (areas[0] + areas[1] - shared))
+
+
+def test_the_f1_curve_is_that_of_the_detections_with_at_least_a_score() -> None:
+    truth = true_boxes((LEFT, 0), (RIGHT, 0))
+    image = image_with(truth, (LEFT, 0, 0.9), ((0, 60, 20, 90), 0, 0.5), (RIGHT, 0, 0.3))
+    curves = precision_recall_by_class(match_detections([image]), 2)
+    found = f1_curve(curves, np.array([0.0, 0.3, 0.4, 0.6, 0.95]))
+    assert found.precision.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 2, 1, 0])
+    assert found.recall.tolist() == pytest.approx([1, 1, 1 / 2, 1 / 2, 0])
+    assert found.f1.tolist() == pytest.approx([4 / 5, 4 / 5, 1 / 2, 2 / 3, 0])  # class 1 has no objects
+    assert found.best == 0
+
+
+def test_the_f1_curve_without_objects_is_zero() -> None:
+    image = image_with(true_boxes(), (LEFT, 0, 0.9))
+    assert not f1_curve(precision_recall_by_class(match_detections([image]), 1)).f1.any()

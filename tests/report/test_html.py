@@ -286,6 +286,14 @@ def test_runs_of_one_recipe_have_no_differences(tmp_path: Path) -> None:
     assert "All fields are equal." in render(runs)
 
 
+def test_runs_with_the_same_name_and_number_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / user / "quickstart" / "1", epochs=2, with_images=False) for user in ("ann", "bob")]
+    page = render(runs)
+    assert page.count("<b>ann/quickstart/1</b>") == page.count("<b>bob/quickstart/1</b>") == 1
+    other = write_run(tmp_path / "ann" / "quickstart" / "2", epochs=2, with_images=False)
+    assert "<b>quickstart/2</b>" in render([runs[0], other])  # two parts are enough
+
+
 def test_twelve_runs_have_distinct_lines(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(n), seed=n, epochs=2, with_images=False) for n in range(12)]
     figure = render(runs).split("Training loss</h3>")[1].split("</figure>")[0]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from classification_analysis_example import classification_example
 from detection_analysis_example import example_analysis
 from playwright.sync_api import Browser, Page, sync_playwright
 from run_example import write_run
 
-from reconv.report.evaluation_files import write_detection_analysis
+from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
 from reconv.report.html import render, write_report
+from reconv.report.page import LivePage
 
 pytestmark = pytest.mark.browser
 
@@ -88,11 +91,84 @@ def test_the_detector_section_renders(browser: Browser, tmp_path: Path, width: i
     page = visit.page
     section = page.locator("section", has_text="Detection analysis").first
     assert section.locator("table").count() == 3
-    chart = section.locator("figure.chart")
-    chart.locator(":scope > svg").hover()
-    assert chart.locator(".tip").inner_text().startswith("recall ")
+    for number, x_name in enumerate(("recall", "score")):
+        chart = section.locator("figure.chart").nth(number)
+        chart.locator(":scope > svg").hover()
+        assert chart.locator(".tip").inner_text().startswith(f"{x_name} ")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     visit.check()
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme", "num_classes"), [(400, "dark", 30), (1280, "light", 31)])
+def test_the_classifier_section_renders(
+    browser: Browser, tmp_path: Path, width: int, scheme: str, num_classes: int
+) -> None:
+    run = write_run(tmp_path / "photos" / "1", epochs=2)
+    write_classification_analysis(run, classification_example(num_classes))
+    visit = Visit(browser, write_report(run), width=width, scheme=scheme)
+    page = visit.page
+    section = page.locator("section", has_text="Classification analysis").first
+    assert section.locator(".matrix").count() == (num_classes <= 30)
+    assert section.locator("table").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    visit.check()
+    page.close()
+
+
+def test_a_click_on_a_column_sorts_the_table_of_classes(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "photos" / "1", epochs=2)
+    write_classification_analysis(run, classification_example(12))
+    visit = Visit(browser, write_report(run))
+    table = visit.page.locator("table.sortable")
+
+    def column(number: int) -> list[str]:
+        return table.locator(f"tbody td:nth-child({number})").all_inner_texts()
+
+    names = column(1)
+    assert len(names) == 12
+    table.get_by_role("button", name="class").click()
+    assert column(1) == [f"class {n}" for n in range(12)] != names  # class 10 comes after class 9
+    recall = table.get_by_role("button", name="recall")
+    recall.click()
+    values = [float(text.removesuffix(" %")) for text in column(5)]
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+    recall.click()
+    assert [float(text.removesuffix(" %")) for text in column(5)] == values[::-1]
+    visit.check()
+    visit.page.close()
+
+
+def test_the_report_of_a_running_run_reloads_itself_until_the_run_has_ended(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "quickstart" / "1", stop_at=200, exit_code=None)
+    path = write_report(run, LivePage(time.time(), reload_s=0.5, stale_s=60))
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    assert "running" in page.locator(".verdict").inner_text()
+    assert page.get_by_text("resume", exact=True).count() == 0
+    page.locator("summary", has_text="Resolved recipe").click()
+    page.evaluate("window.scrollTo(0, 700)")
+    with page.expect_navigation():
+        pass
+    page.wait_for_function("scrollY === 700")
+    assert page.locator("details", has_text="Resolved recipe").get_attribute("open") is not None
+    write_report(run)  # the last one, without `live`
+    page.wait_for_selector(".badge.warn")
+    page.evaluate("window.isSamePage = true")
+    page.wait_for_timeout(1000)
+    assert page.evaluate("window.isSamePage")
+    page.close()
+
+
+def test_the_report_of_a_killed_run_stops_reloading(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "quickstart" / "1", stop_at=200, exit_code=None)
+    page = browser.new_page()
+    page.goto(write_report(run, LivePage(time.time() - 100, reload_s=0.1, stale_s=50)).as_uri())
+    page.get_by_text("it may have been killed").wait_for()
+    page.evaluate("window.isSamePage = true")
+    page.wait_for_timeout(400)
+    assert page.evaluate("window.isSamePage")
     page.close()
 
 

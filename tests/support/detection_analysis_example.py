@@ -21,6 +21,13 @@ def example_analysis(num_classes: int = 3, **changed: Any) -> dict[str, Any]:
         "metrics": {"voc10": 0.5, "ap_small": 0.125},
         "classes": classes,
         "curves": [{"name": "mean over classes", "precision": [1.0, 0.5, 0.0]}],
+        "f1_curve": {
+            "score": [0.0, 0.5, 1.0],
+            "precision": [0.5, 0.75, 0.0],
+            "recall": [0.6, 0.5, 0],
+            "f1": [0.5, 0.6, 0],
+        },
+        "best_threshold": {"score": 0.5, "precision": 0.75, "recall": 0.5, "f1": 0.6},
         "sizes": [
             {"name": "small", "num_objects": 20, "num_found": 5},
             {"name": "large", "num_objects": 0, "num_found": 0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,12 @@ from reconv.api import RunResult
 from reconv.cli import main
 from reconv.data.boxes.annotations import Annotation, DetectionDataset, make_annotation
 from reconv.data.dataset import Sample
+from reconv.data.inspect.draw_boxes import class_color
 from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.events import EvalFinished, ImageLogged, read_events
 from reconv.metrics import coco_eval as coco
 from reconv.trainer.build.datasets import check_has_objects
-from reconv.trainer.report_images import NUM_DETECTION_IMAGES, TILE_PX
+from reconv.trainer.detection_images import NUM_DETECTION_IMAGES, TILE_PX
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,41 @@ def test_detection_report_and_images_are_from_the_last_evaluation(result: RunRes
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
     page = (result.folder / "report.html").read_text()
     assert "Ground truth beside prediction" in page and "Detection analysis" in page
+
+
+def test_the_first_batch_has_its_boxes_drawn(result: RunResult) -> None:
+    [logged] = [
+        e
+        for e in read_events(result.folder / "events.jsonl")
+        if isinstance(e, ImageLogged) and e.title == "First training batch"
+    ]
+    with Image.open(result.folder / logged.path) as sheet:
+        colors = {tuple(color) for color in np.asarray(sheet).reshape(-1, 3).tolist()}
+    labels = {name for caption in logged.captions for name in caption.split(", ") if name}
+    assert labels
+    assert {class_color(int(name.removeprefix("class"))) for name in labels} <= colors
+
+
+def test_the_recommended_threshold_has_the_highest_f1(result: RunResult) -> None:
+    analysis = json.loads((result.folder / "detection.json").read_text())
+    best, curve = analysis["best_threshold"], analysis["f1_curve"]
+    assert best["f1"] == max(curve["f1"])
+    assert curve["f1"][curve["score"].index(best["score"])] == best["f1"]
+
+
+def test_a_classifier_has_its_worst_and_its_most_uncertain_images() -> None:
+    overrides = [("length", "1ep", "test"), ("data.subset_percent", "20", "test")]
+    run = reconv.train("quickstart", out="run", overrides=overrides).folder
+    logged = {e.title: e for e in read_events(run / "events.jsonl") if isinstance(e, ImageLogged)}
+    worst, uncertain = logged["Worst mistakes"], logged["Most uncertain images"]
+    assert len(worst.captions) == len(uncertain.captions) == 16
+    for caption in worst.captions:
+        predicted, target = re.fullmatch(r"predicted (.) \(\d+%\), target (.) · digits\[\d+\]", caption).groups()
+        assert predicted != target
+    shares = [re.fullmatch(r". \((\d+)%\) or . \((\d+)%\), target . · .*", c).groups() for c in uncertain.captions]
+    assert all(int(first) - int(second) in (0, 1) for first, second in shares[:4])
+    analysis = json.loads((run / "classification.json").read_text())
+    assert analysis["metrics"]["accuracy"] == json.loads((run / "summary.json").read_text())["value"]
 
 
 def test_evaluate_reproduces_the_metrics_of_the_run(result: RunResult, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Boxes with labels image_copy on an image."""
+"""Boxes with labels, drawn on a copy of an image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 Color = tuple[int, int, int]
 
@@ -34,7 +36,7 @@ def class_color(label: int) -> Color:
 
 
 def draw_boxes(image: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
-    """An RGB copy of the image with the boxes image_copy on it, the first one on top."""
+    """An RGB copy of the image with the boxes drawn on it, the first one on top."""
     image_copy = image.convert("RGB")
     pen = ImageDraw.Draw(image_copy)
     side_px = max(image_copy.size)
@@ -46,6 +48,17 @@ def draw_boxes(image: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
         if box.text:
             _draw_label(pen, image_copy.size, box, font)
     return image_copy
+
+
+def draw_batch_boxes(image: Image.Image, boxes: Tensor, labels: Tensor, class_names: Sequence[str]) -> Image.Image:
+    """An RGB copy of a batch's image with its boxes [M, 4] (xyxy, fractions); labels [M] are from 1, 0 is no box."""
+    is_box = labels > 0
+    scaled = (boxes[is_box].double() * torch.tensor([image.width, image.height] * 2)).tolist()
+    drawn = [
+        DrawnBox((left, top, right, bottom), class_names[label - 1], class_color(label - 1))
+        for (left, top, right, bottom), label in zip(scaled, labels[is_box].tolist(), strict=True)
+    ]
+    return draw_boxes(image, drawn)
 
 
 def _clip(box_xyxy: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:

@@ -111,5 +111,71 @@
       setTimeout(() => (button.textContent = "copy"), 1500);
     });
   }
+
+  // A click on a column's name sorts its table: names from A, numbers from the lowest, and then the other way round.
+  function makeSortable(table) {
+    const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+    const text = (row, column) => row.cells[column].textContent.trim();
+    const value = (row, column) => parseFloat(text(row, column).replace(/[,\s%]/g, ""));
+    heads.forEach((head, column) => {
+      const button = make(head, "button", { type: "button" }, head.textContent);
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+        const numeric = head.classList.contains("num");
+        const order = (a, b) => {
+          if (!numeric) return sign * text(a, column).localeCompare(text(b, column), "en", { numeric: true });
+          const x = value(a, column), y = value(b, column);
+          return isNaN(x) || isNaN(y) ? isNaN(x) - isNaN(y) : sign * (x - y);
+        };
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+        body.append(...[...body.rows].sort(order));
+      });
+    });
+  }
+  document.querySelectorAll("table.sortable").forEach(makeSortable);
+
+  // The page of a running run reloads itself and keeps its place; not while it is being read closely, and not for ever.
+  const { reloadS, staleAtS } = document.body.dataset;
+  const key = "reconv-report:" + location.pathname;
+  const folds = () => [...document.querySelectorAll("details")];
+  const fold = (d) => d.querySelector("summary").textContent.split(":")[0];
+
+  function keepPlace() {
+    const open = Object.fromEntries(folds().map((d) => [fold(d), d.open]));
+    try { sessionStorage.setItem(key, JSON.stringify({ y: scrollY, open })); } catch { /* no storage: the place is lost */ }
+  }
+
+  function restorePlace() {
+    let place = null;
+    try {
+      place = JSON.parse(sessionStorage.getItem(key));
+      sessionStorage.removeItem(key);
+    } catch { /* likewise */ }
+    if (!place) return;
+    for (const d of folds()) if (fold(d) in place.open) d.open = place.open[fold(d)];
+    window.scrollTo(0, place.y);
+  }
+
+  function reloadLater() {
+    setTimeout(() => {
+      if (Date.now() / 1000 > Number(staleAtS)) {
+        const note = document.querySelector(".live-note"), badge = document.querySelector(".badge.live");
+        note.textContent = note.dataset.stale;
+        badge.className = "badge warn";
+        badge.textContent = "… not finished";
+        return;
+      }
+      const busy = document.hidden || String(getSelection()) || document.querySelector(".tip:not([hidden])");
+      if (busy) return reloadLater();
+      keepPlace();
+      location.reload();
+    }, 1000 * Number(reloadS));
+  }
+
+  restorePlace();
+  if (reloadS) reloadLater();
+
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
 })();

@@ -145,7 +145,7 @@ def test_wandb_is_offline_and_gets_all_metrics_and_images(calls: Path) -> None:
     logs = _calls(calls, "log")
     assert [log["step"] for log in logs if "train/loss" in log["values"]] == [1, 2, 3, 4, 5, 6]
     assert [log["step"] for log in logs if "val/top1" in log["values"]] == [3, 6]
-    assert sum("image" in log["values"].values() for log in logs) == 2
+    assert sum("image" in log["values"].values() for log in logs) == 3
     assert [log["step"] for log in logs] == sorted(log["step"] for log in logs)
     assert [call["exit_code"] for call in _calls(calls, "finish")] == [0]
 
@@ -181,7 +181,7 @@ def test_mlflow_continues_the_run_in_the_run_directory(calls: Path) -> None:
     assert params["model.name"] == "resnet8_cifar"
     losses = [metric[3] for batch in batches for metric in batch["metrics"] if metric[0] == "train/loss"]
     assert losses == [1, 2, 3, 4, 5, 6]
-    assert len(_calls(calls, "artifact")) == 2  # the first batch and the mistakes
+    assert len(_calls(calls, "artifact")) == 3  # the first batch, the mistakes and the uncertain images
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])

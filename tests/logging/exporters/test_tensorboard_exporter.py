@@ -57,7 +57,11 @@ def test_scalars_images_and_hyperparameters_are_read_back() -> None:
     assert [s.step for s in found.Scalars("val/top1")] == [3, 6]
     assert {"train/lr", "train/top1", "speed/images_per_s", "val/loss"} <= set(found.Tags()["scalars"])
 
-    images_by_title = {"First training batch": "first-batch.png", "Worst mistakes": "mistakes.png"}
+    images_by_title = {
+        "First training batch": "first-batch.png",
+        "Worst mistakes": "mistakes.png",
+        "Most uncertain images": "uncertain.png",
+    }
     assert set(found.Tags()["images"]) == set(images_by_title)
     for title, name in images_by_title.items():
         [image] = found.Images(title)
