@@ -43,6 +43,7 @@ class CodeSource:
 # Whether the code of a saved recipe may be imported: yes, no, or a question that is asked about it.
 TrustCode = bool | Callable[[Sequence[CodeSource]], bool]
 
+_PACKAGE = Path(__file__).resolve().parent
 _provided: dict[str, Any] = {}  # objects from Python, by the name that stands for them in a recipe
 _roots: dict[str, Path] = {}  # the package folder or the file of everything that was loaded, by import path
 
@@ -236,7 +237,7 @@ def code_errors(what: str = "") -> Iterator[None]:
     except (ReconvError, MemoryError):
         raise
     except Exception as error:
-        line = _user_line(error)
+        line = _user_line(error, is_ours=not what)
         if _is_of_device(error) or not (what or line):
             raise
         raise CustomCodeError(
@@ -252,14 +253,20 @@ def _is_of_device(error: Exception) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
 
 
-def _user_line(error: Exception) -> str:
-    """The last line of the traceback that is in loaded code, with its place; empty if none is."""
+def _user_line(error: Exception, is_ours: bool) -> str:
+    """The last line of the traceback that is in loaded code, with its place; empty if none is.
+
+    Where the error cannot be ours, any file counts that is neither Reconv's nor installed: worker processes do not
+    know what was loaded.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     roots = set(_roots.values())
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename).resolve()
-        if any(root == file or root in file.parents for root in roots):
+        is_installed = file.is_relative_to(sys.prefix) or file.is_relative_to(sys.base_prefix)
+        is_foreign = file.is_file() and not is_installed and not file.is_relative_to(_PACKAGE)
+        if (is_foreign and not is_ours) or any(root == file or root in file.parents for root in roots):
             return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
     return ""
 

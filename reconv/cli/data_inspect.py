@@ -37,7 +37,8 @@ _PATHS_SHOWN = 5
 def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str | None) -> None:
     """Read and decode every image at PATH and report what is wrong; exit code 3 if there are errors.
 
-    PATH is anything --data takes, or the name of a dataset in the package (digits). Reported are images that do not
+    PATH is anything --data takes, the name of a dataset in the package (digits), or the import path of your own
+    (my_pkg.data:make). Reported are images that do not
     decode, images that are in both training and validation or have two labels, empty classes, classes that only
     validation has, and class names that look like mistakes. For images with boxes: boxes outside of their image,
     without area, with swapped corners or of an unknown class, missing images, images of another size, and duplicate

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from reconv.batch import Batch
+from reconv.custom_code import add_folders
 from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
 from reconv.data.inspect.draw_boxes import draw_batch_boxes
 from reconv.data.inspect.lenient_open import find_box_reader
@@ -20,6 +21,7 @@ from reconv.data.readers.dataset_factory import NEED_NO_PATH, subsample
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
@@ -57,11 +59,12 @@ def show_batch(
     """
     if not 1 <= images <= _MAX_IMAGES:
         raise UsageError(f"cannot show {images} images", then=f"choose 1 to {_MAX_IMAGES}")
-    is_built_in = data in NEED_NO_PATH and not Path(data).exists()
+    is_built_in = (data in NEED_NO_PATH or names_code(data)) and not Path(data).exists()
     kind = data if is_built_in else _kind(detect(Path(data)))
     source: Override = ("data.source", data, "PATH") if is_built_in else ("data.path", data, "PATH")
     resolved = load(recipe or _DEFAULT_RECIPES.get(kind, _FALLBACK_RECIPE), [source, *overrides]).recipe
     check_data_is_read(resolved, None if is_built_in else data, "PATH")
+    add_folders(resolved.code_path)
     datasets = open_datasets(resolved)
     small = _with_small_batch(resolved, min(images, len(datasets.train)))
     train, val = _train_batch(small, datasets, step), _eval_batch(small, datasets, images)

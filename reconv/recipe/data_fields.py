@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from reconv.recipe.code_fields import ImportPath, Options
 from reconv.recipe.units import (
     BadImages,
     Duration,
@@ -49,25 +50,31 @@ class PreprocessConfig(Section):
 class DataConfig(Section):
     """The dataset and how it is read."""
 
-    source: Literal[
-        "auto",
-        "digits",
-        "cifar10",
-        "cifar100",
-        "folder",
-        "packed",
-        "tfrecord",
-        "tar",
-        "csv",
-        "hf",
-        "coco",
-        "voc",
-        "yolo",
-        "scattered-digits",
-        "synthetic",
-        "synthetic-device",
-    ] = "auto"
-    """Format of the dataset; `auto` detects it from the files at `path`."""
+    source: (
+        Literal[
+            "auto",
+            "digits",
+            "cifar10",
+            "cifar100",
+            "folder",
+            "packed",
+            "tfrecord",
+            "tar",
+            "csv",
+            "hf",
+            "coco",
+            "voc",
+            "yolo",
+            "scattered-digits",
+            "synthetic",
+            "synthetic-device",
+        ]
+        | ImportPath
+    ) = "auto"
+    """Format of the dataset; `auto` detects it from the files at `path`. An import path as in my_pkg.data:make is your
+    own: make(split=..., path=...) returns a map-style dataset of images and class indices."""
+    options: Options = Field(default_factory=dict)
+    """Keyword arguments of your own dataset."""
     path: str | None = None
     """Folder or file of the dataset; in a recipe file, relative to that file."""
     sampler: Literal["random", "balanced"] = "random"

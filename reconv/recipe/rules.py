@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.data_fields import why_not_gpu
 from reconv.recipe.units import Duration
 
@@ -160,6 +161,9 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
             ("data.preprocess.resize", "data.preprocess.size"),
             f"{preprocess.resize} is too small for a crop of data.preprocess.size {preprocess.size}",
         )
+    if data.options and not names_code(data.source):
+        text = f"is for your own dataset, by import path, but data.source is {data.source}"
+        yield Contradiction(("data.options", "data.source"), text)
     yield from _mean(recipe)
     yield from _backend(recipe)
     is_synthetic = data.source.startswith("synthetic")

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from reconv.custom_code import anchor
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
@@ -30,6 +31,7 @@ from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.local import read
 from reconv.errors import DataError
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.data_fields import DataConfig
 
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -64,9 +66,12 @@ def printable(name: str) -> str:
 
 
 def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, Dataset]:
-    """The readable splits at `path`, a folder or the name of a dataset in the package; reports their issues."""
+    """The readable splits at `path`: a folder, the name of a dataset in the package or an import path; reports their
+    issues."""
     if path in NEED_NO_PATH and not Path(path).exists():
         return {split: open_dataset(path, None, split, data) for split in SPLITS}
+    if names_code(path) and not Path(path).exists():
+        return _open_readable(lambda split: open_dataset(anchor(path, Path()), None, split, data), report)
     detected = detect(Path(path), data.source)
     if (read_split := find_box_reader(detected)) is not None:
         return dict(_open_with_boxes(detected, read_split, report))

@@ -14,6 +14,7 @@ from reconv.data.dataset import BACKGROUND, I64, Dataset, Relabeled, Split, Subs
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.csv_table import CSVDataset
+from reconv.data.readers.custom import open_custom
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.detection.coco import open_coco
@@ -31,6 +32,7 @@ from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, SyntheticDat
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.errors import DataError
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.data_fields import DataConfig
 
 NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")
@@ -92,6 +94,8 @@ def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: b
         raise DataError(f"{kind} has no test split", where="--split test", then="--split val")
     if kind == "digits":
         return open_digits(split)
+    if names_code(kind):
+        return open_custom(kind, path, split, data.options)
     if kind in ("synthetic", "synthetic-device"):
         return _open_synthetic(kind, split, data, boxes)
     if kind == "scattered-digits":

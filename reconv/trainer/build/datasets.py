@@ -41,6 +41,12 @@ def open_datasets(recipe: Recipe) -> Datasets:
     train, val = (open_split(recipe, path, split) for split in ("train", "val"))
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
+    if train.class_names != val.class_names:
+        raise DataError(
+            "the training and the validation set have other classes",
+            where=recipe.data.source,
+            why=f"{len(train.class_names)} and {len(val.class_names)} classes, or in another order",
+        )
     subset = limit_samples(val, recipe.evaluate.num_samples)
     if recipe.task == "detection" and recipe.evaluate.every != "off":
         check_has_objects(as_detection_dataset(subset))
