@@ -32,7 +32,7 @@ from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, Workers, open_workers
 from reconv.data.sampler import make_sampler
 from reconv.data.transforms.geometry import random_flips
-from reconv.data.transforms.params import changes_colors_on_host, effective_augment, host_params
+from reconv.data.transforms.params import changes_images_on_host, effective_augment, host_params
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
@@ -300,7 +300,7 @@ def _check_comparable(run: PreparedRun) -> None:
     augment, preprocess = effective_augment(run.recipe.augment), run.recipe.data.preprocess
     differences = {
         "augment.crop is not random_resized": augment.crop != "random_resized",
-        "the colors of images are changed": changes_colors_on_host(augment),
+        "images are changed after their crop": changes_images_on_host(augment),
         "images are not resized bilinearly": (augment.interpolation or preprocess.interpolation) != "bilinear",
         "images have one channel": preprocess.channels != 3,
         "flips alternate": augment.hflip_mode != "random",

@@ -39,6 +39,13 @@ class CodeConfig(Section):
     """Keyword arguments of the class or function."""
 
 
+class TransformConfig(CodeConfig):
+    """A transform of your own code, of training images."""
+
+    on_device: bool = False
+    """Whether it runs on the device, on normalized batches, instead of on PIL images where they are decoded."""
+
+
 def parse_name(value: object) -> object:
     """A bare import path is an object without options."""
     return {"name": value} if isinstance(value, str) else value
@@ -52,6 +59,7 @@ def parse_list(value: object) -> object:
 
 
 NamedCode = Annotated[CodeConfig, BeforeValidator(parse_name)]
+NamedTransform = Annotated[TransformConfig, BeforeValidator(parse_name)]
 
 
 class CodeReference(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from reconv.recipe.code_fields import ImportPath, Options
+from reconv.recipe.code_fields import ImportPath, NamedTransform, Options, TransformConfig, parse_list
 from reconv.recipe.units import (
     BadImages,
     Duration,
@@ -278,6 +278,9 @@ class AugmentConfig(Section):
     randaugment: RandAugmentConfig = RandAugmentConfig()
     fill: Annotated[int, Field(ge=0, le=255)] = 128
     """Gray value of the pixels that geometric operations of `auto_augment` uncover."""
+    extra: Annotated[tuple[NamedTransform, ...], Listed, BeforeValidator(parse_list)] = ()
+    """Your own transforms by import path, as in [my_pkg.transforms:Blur]: transform(image, rng) of a PIL image after
+    crop, color jitter and auto_augment; with `on_device: true`, transform(images, uniforms) of a normalized batch."""
     random_erasing: RandomErasingConfig = RandomErasingConfig()
     mixup: MixupConfig = MixupConfig()
     cutmix: CutmixConfig = CutmixConfig()
@@ -287,6 +290,16 @@ class AugmentConfig(Section):
     @property
     def mixes(self) -> bool:
         return self.mixup.enabled or self.cutmix.enabled
+
+    @property
+    def host_extra(self) -> tuple[TransformConfig, ...]:
+        """The entries of `extra` that run where images are decoded."""
+        return tuple(transform for transform in self.extra if not transform.on_device)
+
+    @property
+    def device_extra(self) -> tuple[TransformConfig, ...]:
+        """The entries of `extra` that run on the device."""
+        return tuple(transform for transform in self.extra if transform.on_device)
 
 
 def why_not_native(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
@@ -307,6 +320,7 @@ def why_not_gpu(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | N
     reasons = {
         f"training images are resized by {interpolation}, not bilinear": interpolation != "bilinear",
         "augment.auto_augment runs on the CPU": augment.auto_augment != "none",
+        "augment.extra runs on the CPU": bool(augment.host_extra),
         "augment.color_jitter.implementation pillow runs on the CPU": jitter.enabled
         and jitter.implementation == "pillow",
     }

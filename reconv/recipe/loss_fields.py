@@ -6,14 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from reconv.recipe.code_fields import ImportPath, Options
 from reconv.recipe.units import Listed, PositiveFloat, Section
 
 
 class LossConfig(Section):
     """The loss of classification."""
 
-    name: Literal["cross_entropy", "bce"] = "cross_entropy"
-    """`bce` is the binary cross-entropy of each class, as timm's --bce-loss."""
+    name: Literal["cross_entropy", "bce"] | ImportPath = "cross_entropy"
+    """`bce` is the binary cross-entropy of each class, as timm's --bce-loss. An import path as in my_pkg.losses:focal
+    is your own: a function of logits and targets that returns the loss of each sample."""
+    options: Options = Field(default_factory=dict)
+    """Keyword arguments of your own loss."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
     """Label smoothing in training."""
     smooth_over: Literal["all-classes", "other-classes"] = "all-classes"

@@ -136,6 +136,12 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
     for name, is_given in (("bce_target_threshold", loss.bce_target_threshold is not None), ("bce_sum", loss.bce_sum)):
         if is_given and loss.name != "bce":
             yield Contradiction((f"loss.{name}", "loss.name"), f"is for bce, but loss.name is {loss.name}")
+    if loss.options and not names_code(loss.name):
+        text = f"is for your own loss, by import path, but loss.name is {loss.name}"
+        yield Contradiction(("loss.options", "loss.name"), text)
+    if names_code(loss.name) and loss.class_weights != "none":
+        text = "is for cross_entropy and bce; your own loss weighs its samples itself"
+        yield Contradiction(("loss.class_weights", "loss.name"), text)
     if distill.teacher is not None and loss.name == "cross_entropy" and loss.class_weights != "none":
         text = "divides the loss by the weights of the samples, which the loss of distill.teacher does not have"
         yield Contradiction(("loss.class_weights", "distill.teacher"), text)
@@ -240,6 +246,7 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
             "color_jitter": augment.color_jitter.enabled,
             "random_erasing.probability": augment.random_erasing.probability > 0,
             "zoom_out.probability": augment.zoom_out.probability > 0,
+            "extra": bool(augment.extra),
         }
         text = "changes training images, but augment.train_like_eval prepares them like evaluation images"
         for name in (name for name, is_on in excluded.items() if is_on):
@@ -331,6 +338,8 @@ def _detection(recipe: Recipe) -> Iterator[Contradiction]:
         "augment.random_erasing.probability": augment.random_erasing.probability > 0,
         "augment.mixup.alpha": augment.mixup.enabled,
         "augment.cutmix.alpha": augment.cutmix.enabled,
+        "augment.extra": bool(augment.extra),
+        "metrics": bool(recipe.metrics),
         "loss.label_smoothing": recipe.loss.label_smoothing > 0,
         "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
         "loss.name": recipe.loss.name != "cross_entropy",

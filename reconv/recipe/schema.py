@@ -336,8 +336,8 @@ class EngineConfig(Section):
     """CUDA: use Reconv's fused kernels for batch norm and the layers around it; `auto` does where the network has
     such layers, unless `compile` is on or off."""
     cuda_graphs: Switch = "auto"
-    """CUDA: capture the whole step as a CUDA graph; `auto` does unless `compile` is off or there are several
-    processes."""
+    """CUDA: capture the whole step as a CUDA graph; `auto` does unless `compile` is off, there are several processes
+    or the step runs your own code."""
     deterministic: bool = False
     """Use deterministic algorithms only, so that a run on the same hardware gives the same bits."""
     cudnn_benchmark: Switch = "auto"

@@ -21,6 +21,7 @@ from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
+from reconv.tasks.custom_loss import CustomLoss
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.task import LossSums
 
@@ -40,6 +41,7 @@ class ClassificationTask:
     class_weights: Tensor | None = None  # float32 [num_classes] on the device of the batches; in training only
     bce: BinaryCrossEntropy | None = None  # instead of the plain cross-entropy
     mixes_targets: bool = False  # batches will have `soft_targets`
+    custom_loss: CustomLoss | None = None  # the user's own instead of the plain cross-entropy; in training only
 
     def __post_init__(self) -> None:
         if self.smooth_over == "other-classes" and self.label_smoothing * self.num_classes > self.num_classes - 1:
@@ -77,10 +79,13 @@ class ClassificationTask:
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
         smoothing = self._torch_label_smoothing(logits.shape[1])
-        if self.bce is not None:
+        if self.custom_loss is not None and smoothing == 0:
+            return self.custom_loss(logits, targets)
+        given_loss = self.custom_loss or self.bce
+        if given_loss is not None:
             if not targets.is_floating_point():
                 targets = F.one_hot(targets, logits.shape[1]).to(logits.dtype)
-            return self.bce(logits, targets * (1 - smoothing) + smoothing / logits.shape[1])
+            return given_loss(logits, targets * (1 - smoothing) + smoothing / logits.shape[1])
         weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
         return F.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.sampler import make_sampler
+from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import device_params, effective_augment
@@ -29,6 +30,7 @@ class BatchAssembler:
         self.max_rows = plan.batch_per_device
         self.size_at = plan.size_at
         self._preprocess = recipe.data.preprocess
+        self._extra = device_transforms(self.augment)
         self._rows = plan.rows(rank)  # of the global batch
         self._micro_batches = plan.micro_batches(rank)
 
@@ -44,6 +46,7 @@ class BatchAssembler:
         """The augmentation parameters of each row that are applied on the device."""
         epochs = self.sampler.epoch_of(positions)
         params = device_params(self.augment, self.seed, positions, indices, epochs, size)
+        params |= self._extra.params(self.seed, positions)
         return {name: torch.from_numpy(array) for name, array in params.items()}
 
     def micro_batches(self, step: int, positions: I64, batch: Batch, size: int) -> tuple[Batch, ...]:

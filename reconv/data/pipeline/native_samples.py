@@ -19,7 +19,7 @@ from reconv.data.decode import native
 from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.geometry import random_resized_crop_box
-from reconv.data.transforms.params import changes_colors_on_host
+from reconv.data.transforms.params import changes_images_on_host
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _BUFFER_BYTES = 4 * 2**20  # more than sixteen ordinary photographs; a larger file goes row by row
@@ -42,7 +42,7 @@ def can_fill_from_files(preprocess: PreprocessConfig, augment: AugmentConfig) ->
         is_native
         and augment.crop == "random_resized"
         and preprocess.channels == 3
-        and not changes_colors_on_host(augment)
+        and not changes_images_on_host(augment)
     )
 
 

@@ -19,9 +19,10 @@ from reconv.data.decode.pillow import to_image
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.stage_timing import record_stage
+from reconv.data.transforms.custom_transforms import host_transforms
 from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
 from reconv.data.transforms.host_transforms import eval_transform, resized_shorter_side, train_transform
-from reconv.data.transforms.params import changes_colors_on_host, host_params
+from reconv.data.transforms.params import changes_images_on_host, host_params
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _MAX_PREPROCESSED_BYTES = 256 * 2**20  # of an array that is resized once instead of in every epoch
@@ -82,7 +83,7 @@ def preprocessed_images(dataset: Dataset, preprocess: PreprocessConfig, augment:
     resizing depends on augmentation parameters."""
     if not isinstance(dataset, ArrayDataset):
         return None
-    if augment is not None and (augment.crop == "random_resized" or changes_colors_on_host(augment)):
+    if augment is not None and (augment.crop == "random_resized" or changes_images_on_host(augment)):
         return None
     shape = (preprocess.channels, preprocess.size, preprocess.size)
     if dataset.images.shape[1:] == shape and resized_shorter_side(preprocess) in (None, preprocess.size):
@@ -130,6 +131,7 @@ class DecodePipeline:
         self._dataset = dataset
         self._preprocess = preprocess
         self._augment = augment
+        self._extra = None if augment is None else host_transforms(augment)
         self.columns = classification_columns(preprocess.channels, preprocess.size)
 
     def params(self, seed: int, positions: I64) -> NamedArrays:
@@ -162,6 +164,8 @@ class DecodePipeline:
             out[:] = eval_transform(image, self._preprocess)
         else:
             train_transform(sample.data, self._preprocess, self._augment, params, out, sample.name)
+            if self._extra is not None:
+                out[:] = self._extra(out, params)
 
 
 def read_sample(dataset: Dataset, index: int) -> Sample:

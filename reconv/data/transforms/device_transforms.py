@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.transforms.color import jitter_on_device
+from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.mixup import MIX_PARAMS, apply_mix, box_mask
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES, FLIPS, effective_augment
 from reconv.kernels.normalize_images.ops import normalize_images, supports
@@ -49,11 +50,15 @@ class TrainPreprocess:
     ) -> None:
         self._normalize = Normalize(preprocess, dtype)
         self._augment = effective_augment(augment)
+        self._extra = device_transforms(self._augment)
         self._num_classes = num_classes
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         needs_more = (
-            self._augment.random_erasing.probability > 0 or self._augment.mixes or preprocess.per_image_standardization
+            self._augment.random_erasing.probability > 0
+            or self._augment.mixes
+            or preprocess.per_image_standardization
+            or self._augment.device_extra
         )
         self._fused = kernels and channels_last and not needs_more
 
@@ -65,7 +70,7 @@ class TrainPreprocess:
         images = batch["images"]
         if COLOR_JITTER in batch.tensors:
             images = jitter_on_device(images, batch[COLOR_JITTER], self._normalize.dtype)
-        images = self._normalize(images)
+        images = self._extra(self._normalize(images), batch.tensors)
         if self._augment.random_erasing.probability > 0:
             images = images.masked_fill(box_mask(batch[ERASE_BOXES], images.shape[-1]), 0)
         if self._augment.mixes:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.transforms.auto_augment import auto_augment_params
 from reconv.data.transforms.color import color_params, device_color_params, is_jittered_on_device, is_jittered_on_host
+from reconv.data.transforms.custom_transforms import extra_host_params
 from reconv.data.transforms.geometry import alternating_flips, crop_params, erase_boxes, random_flips
 from reconv.recipe.data_fields import AugmentConfig, ZoomOutConfig
 
@@ -32,12 +33,18 @@ def changes_colors_on_host(augment: AugmentConfig) -> bool:
     return is_jittered_on_host(augment) or augment.auto_augment != "none"
 
 
+def changes_images_on_host(augment: AugmentConfig) -> bool:
+    """Whether anything after the crop runs on decoded images."""
+    return changes_colors_on_host(augment) or bool(augment.host_extra)
+
+
 def host_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
-    """The parameters of crop, color jitter and policy at each position."""
+    """The parameters of crop, color jitter, policy and the user's own transforms at each position."""
     return {
         **crop_params(augment, seed, positions),
         **color_params(augment, seed, positions),
         **auto_augment_params(augment, seed, positions),
+        **extra_host_params(augment, seed, positions),
     }
 
 

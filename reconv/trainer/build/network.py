@@ -251,6 +251,9 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
     recomputes = memory.activation_checkpointing != "off" or bool(memory.checkpoint_segments)
     if mode == "auto" and (recomputes or memory.offload_optimizer):
         return None  # these have never been captured on a GPU
+    names = (recipe.model.name, recipe.loss.name)
+    if mode == "auto" and (any(map(names_code, names)) or recipe.augment.device_extra):
+        return None  # nobody knows whether the user's own code can be captured
     return device.graph_capture()
 
 

@@ -17,10 +17,12 @@ from reconv.device import Device
 from reconv.errors import RecipeError
 from reconv.metrics.coco_eval import require_coco_eval
 from reconv.models.architecture import SSDOutput
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.schema import Recipe
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.class_weights import balanced_class_weights, balanced_pos_weights
 from reconv.tasks.classification import ClassificationTask
+from reconv.tasks.custom_loss import CustomLoss, build_custom_loss
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 from reconv.tasks.distillation import Teacher
 from reconv.trainer.build.datasets import as_detection_dataset
@@ -35,6 +37,7 @@ def build_task(
     device: Device,
     teacher: Teacher | None = None,
     class_weights: Sequence[float] | None = None,
+    custom_loss: CustomLoss | None = None,
 ) -> AnyTask:
     """The recipe's task; the validation set has its classes and, for detection, the boxes to evaluate against."""
     if recipe.task == "detection":
@@ -50,7 +53,14 @@ def build_task(
         class_weights=None if uses_bce else weights,
         bce=BinaryCrossEntropy(loss.bce_target_threshold, loss.bce_sum, weights) if uses_bce else None,
         mixes_targets=recipe.augment.mixes,
+        custom_loss=custom_loss,
     )
+
+
+def build_loss(recipe: Recipe, device: Device) -> CustomLoss | None:
+    """The user's own loss, for training; None if the recipe names none."""
+    loss = recipe.loss
+    return build_custom_loss(loss.name, loss.options, device.torch) if names_code(loss.name) else None
 
 
 def training_class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...] | None:

@@ -33,7 +33,13 @@ from reconv.trainer.build.network import (
     compile_ahead,
     init_whitening,
 )
-from reconv.trainer.build.task_builder import AnyTask, build_task, describe_class_weights, training_class_weights
+from reconv.trainer.build.task_builder import (
+    AnyTask,
+    build_loss,
+    build_task,
+    describe_class_weights,
+    training_class_weights,
+)
 from reconv.trainer.build.teacher import open_teacher
 from reconv.trainer.cuda_graph import StepGraphs
 from reconv.trainer.lr_schedule import learning_rate
@@ -113,7 +119,8 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     if class_weights is not None:
         text = describe_class_weights(class_weights, run.datasets.train.class_names)
         logger.info(text, run.restore_point.step)
-    task = build_task(recipe, run.datasets.val, device, teacher.teacher if teacher else None, class_weights)
+    teacher_network, custom_loss = teacher.teacher if teacher else None, build_loss(recipe, device)
+    task = build_task(recipe, run.datasets.val, device, teacher_network, class_weights, custom_loss)
     optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
     ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
     # After the optimizer is built: it has state for parameters that are trained later, too.
