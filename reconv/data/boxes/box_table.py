@@ -96,6 +96,7 @@ class BoxTable:
     is_relative: bool = False  # boxes are fractions of the image
     annotation_files: FileList | None = None  # of each image, if it has its own
     problems: tuple[AnnotationProblem, ...] = ()
+    note: str = ""  # where the split comes from, for people
 
     def __len__(self) -> int:
         return len(self.files)
@@ -117,6 +118,25 @@ class BoxTable:
     def annotation_file(self, index: int) -> str:
         """Where a person finds the annotation of an image."""
         return (self.files if self.annotation_files is None else self.annotation_files)[index]
+
+    def keep_images(self, kept: Flags) -> BoxTable:
+        """Some of the images with their boxes."""
+        rows = np.flatnonzero(kept).tolist()
+        boxes = kept[self.image_of_box()]
+        names = self.annotation_files
+        return replace(
+            self,
+            files=FileList(self.files[row] for row in rows),
+            image_ids=[self.image_ids[row] for row in rows],
+            sizes=self.sizes[kept],
+            offsets=np.concatenate([[0], np.cumsum(np.diff(self.offsets)[kept])]).astype(np.int64),
+            boxes_xyxy=self.boxes_xyxy[boxes],
+            labels=self.labels[boxes],
+            is_crowd=self.is_crowd[boxes],
+            difficult=self.difficult[boxes],
+            area=self.area[boxes],
+            annotation_files=None if names is None else FileList(names[row] for row in rows),
+        )
 
     def keep_boxes(self, kept: Flags) -> BoxTable:
         """The same images with some of their boxes."""

@@ -135,13 +135,19 @@ def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda
     _report_classes(names, scans, issues.append)
     order = {"error": 0, "warning": 1}
     return CheckReport(
-        origin=next(iter(datasets.values())).origin,
+        origin=_origin(list(datasets.values())),
         splits={split: scan.report for split, scan in scans.items()},
         class_names=names,
         issues=tuple(sorted(issues, key=lambda issue: order[issue.level])),
         examples=_choose_examples(names, scans, datasets),
         datasets=datasets,
     )
+
+
+def _origin(datasets: Sequence[Dataset]) -> str:
+    """The origin of the first split, with what the others add to it."""
+    first = datasets[0].origin
+    return first + "".join(other.origin.removeprefix(first) for other in datasets if other.origin.startswith(first))
 
 
 @contextmanager

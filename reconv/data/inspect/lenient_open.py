@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -36,7 +36,7 @@ from reconv.recipe.data_fields import DataConfig
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
-ReadSplit = Callable[[Path, Split], BoxTable]
+ReadSplit = Callable[[Path, Split, DataConfig], BoxTable]
 _BOX_READERS: dict[str, ReadSplit] = {"coco": read_coco, "voc": read_voc, "yolo": read_yolo}
 _MAX_NAMED = 1000  # boxes or images that are named; all are counted
 
@@ -74,7 +74,7 @@ def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, D
         return _open_readable(lambda split: open_dataset(anchor(path, Path()), None, split, data), report)
     detected = detect(Path(path), data.source)
     if (read_split := find_box_reader(detected)) is not None:
-        return dict(_open_with_boxes(detected, read_split, report))
+        return dict(_open_with_boxes(detected, read_split, data, report))
     if detected.kind == "folder":
         return _open_folder(detected.path, data, report)
     return _open_readable(lambda split: open_dataset(data.source, Path(path), split, data), report)
@@ -103,14 +103,25 @@ def _open_readable(open_split: Callable[[Split], D], report: Report) -> dict[Spl
         for text in dict.fromkeys(f"{error.what}: {error.why}" for error in errors):
             places = tuple(printable(error.where) for error in errors if f"{error.what}: {error.why}" == text)
             report(DataIssue("error", "unreadable-split", text, places))
-    return opened
+    return opened | _open_test(open_split, opened)
 
 
-def _open_with_boxes(detected: DetectedDataset, read_split: ReadSplit, report: Report) -> dict[Split, DetectionDataset]:
+def _open_test(open_split: Callable[[Split], D], opened: Mapping[Split, D]) -> dict[Split, D]:
+    """The test split, if there is one that is not already used for validation."""
+    try:
+        test = open_split("test")
+    except DataError:
+        return {}
+    return {} if "val" in opened and test.fingerprint() == opened["val"].fingerprint() else {"test": test}
+
+
+def _open_with_boxes(
+    detected: DetectedDataset, read_split: ReadSplit, data: DataConfig, report: Report
+) -> dict[Split, DetectionDataset]:
     tables: dict[Split, BoxTable] = {}
 
     def open_split(split: Split) -> DetectionDataset:
-        table = read_split(detected.path, split)
+        table = read_split(detected.path, split, data)
         dataset = _detection_dataset(detected, split, table)
         tables[split] = table
         return dataset
@@ -130,7 +141,7 @@ def _open_with_boxes(detected: DetectedDataset, read_split: ReadSplit, report: R
 def _detection_dataset(detected: DetectedDataset, split: Split, table: BoxTable) -> DetectionDataset:
     if detected.kind == "tfrecord":
         return BoxTFRecordDataset(detected.path, split, DataConfig(), detected.why, is_lenient=True)
-    origin = f"{detected.kind} data at {detected.path} ({detected.why})"
+    origin = f"{detected.kind} data at {detected.path} ({detected.why})" + (f"; {table.note}" if table.note else "")
     return BoxTableDataset(detected.kind, table, np.arange(len(table)), origin)
 
 

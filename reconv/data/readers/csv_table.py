@@ -10,7 +10,7 @@ import csv
 import io
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -20,9 +20,11 @@ import numpy.typing as npt
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.readers.folder import SPLIT_FOLDERS
 from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
 from reconv.data.storage.local import listing, read, size_bytes, unreadable
 from reconv.errors import DataError
+from reconv.recipe.data_fields import DataConfig
 
 _HEADER_BYTES = 4096
 _VAL_EVERY = 5
@@ -38,21 +40,24 @@ def find_tables(folder: Path) -> list[str]:
     return [name for name in names if {"file", "label"} <= set(_read_header(folder / name))]
 
 
+_DEFAULTS = DataConfig()
+
+
 class CSVDataset(FileBacked):
     """One split of a table; the index takes 12 bytes per sample plus the file name."""
 
     kind = "csv"
 
-    def __init__(self, root: Path, split: Split, why: str = "") -> None:
+    def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
         self._root = root
         self._table = _only_table(root)
         text = read(self._table).decode("utf-8-sig", "surrogateescape")
         has_split = _check_header(self._table, next(csv.reader(io.StringIO(text)), []))
+        rows, note = _split_rows(self._table, text, has_split, ValidationSplit.of(data))
         labels = _Labels(split)
-        self._names = FileList(_files(self._table, text, split, labels))
+        self._names = FileList(_files(self._table, rows, split, labels))
         self.class_names, self.targets = labels.finish(self._table)
-        note = "" if has_split else f"; no column split: every {_VAL_EVERY}th row is for validation"
-        self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + note
+        self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -119,7 +124,6 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
     """Every row, validated."""
     reader = csv.reader(io.StringIO(text), strict=True)
     header = [cell.strip() for cell in next(reader)]
-    number = 0
     try:
         for cells in reader:
             if not cells:
@@ -129,19 +133,37 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
             if not row["file"] or not row["label"]:
                 raise _row_error(path, reader.line_num, "row has no file or no label")
-            yield reader.line_num, row["file"], row["label"], _split(path, reader.line_num, row, number)
-            number += 1
+            yield reader.line_num, row["file"], row["label"], _split(path, reader.line_num, row)
     except csv.Error as error:
         raise _row_error(path, reader.line_num, f"not valid CSV: {error}") from error
 
 
-def _split(path: Path, line: int, row: dict[str, str], number: int) -> Split:
+def _split_rows(path: Path, text: str, has_split: bool, rule: ValidationSplit) -> tuple[Iterable[Row], str]:
+    """The rows with their splits, and how they were split; nothing if the table says it itself."""
+    if has_split and {row[3] for row in _rows(path, text)} != {"train"}:
+        return _rows(path, text), ""
+    if not has_split and rule == ValidationSplit.of(_DEFAULTS):
+        note = f"no column split: every {_VAL_EVERY}th row is for validation"
+        numbered = enumerate(_rows(path, text))
+        return ((*row[:3], "train" if number % _VAL_EVERY else "val") for number, row in numbered), note
+    rows = list(_rows(path, text))
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(row[2] for row in rows))}
+    targets = np.array([numbers[row[2]] for row in rows], np.int64)
+    held_out, note = rule.select("val", (row[1] for row in rows), targets, str(path))
+    pairs = zip(rows, held_out.tolist(), strict=True)
+    return ((*row[:3], "val" if is_held_out else "train") for row, is_held_out in pairs), note
+
+
+def _split(path: Path, line: int, row: dict[str, str]) -> Split:
+    """The split of a row; `train` without a column split."""
     if "split" not in row:
-        return "val" if number % _VAL_EVERY == 0 else "train"
+        return "train"
     for split, names in SPLIT_FOLDERS.items():
         if row["split"] in names:
             return split
-    raise _row_error(path, line, f"unknown split {row['split']!r}", "a split is train, val or validation")
+    raise _row_error(
+        path, line, f"unknown split {row['split']!r}", "a split is train, val (or validation, valid) or test"
+    )
 
 
 class _Labels:
@@ -154,6 +176,10 @@ class _Labels:
         self._in_train: set[str] = set()
         self._row_labels = array("i")
 
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._row_labels)
+
     def add(self, line: int, label: str, of: Split) -> None:
         """Add the label of a row in split `of`."""
         if of == "train":
@@ -164,7 +190,8 @@ class _Labels:
 
     def finish(self, path: Path) -> tuple[tuple[str, ...], I32]:
         """The class names of training, and the class index of every row of this split."""
-        names = _sorted_classes(self._in_train, path)
+        is_alone = self._split != "train" and not self._in_train  # a validation set has its own classes then
+        names = _sorted_classes(set(self._first_line) if is_alone else self._in_train, path)
         classes = {name: number for number, name in enumerate(names)}
         for label, line in self._first_line.items():
             if label not in classes:
@@ -186,11 +213,11 @@ def _sorted_classes(labels: set[str], path: Path) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def _files(path: Path, text: str, split: Split, labels: _Labels) -> Iterator[str]:
-    """The files of one split; those of both must exist. Lists each folder once instead of checking every file."""
+def _files(path: Path, rows: Iterable[Row], split: Split, labels: _Labels) -> Iterator[str]:
+    """The files of one split; those of all must exist. Lists each folder once instead of checking every file."""
     listings: dict[str, frozenset[str]] = {}
     missing: list[DataError] = []
-    for line, file, label, of in _rows(path, text):
+    for line, file, label, of in rows:
         labels.add(line, label, of)
         folder, name = os.path.split(os.path.join(path.parent, file))
         if folder not in listings:
@@ -203,6 +230,8 @@ def _files(path: Path, text: str, split: Split, labels: _Labels) -> Iterator[str
             yield file
     if missing:
         raise GroupedDataError(missing)
+    if split == "test" and not labels.has_rows:
+        raise _row_error(path, 1, "no test rows", "no row has test in the column split")
 
 
 def _names_in(folder: str) -> frozenset[str]:

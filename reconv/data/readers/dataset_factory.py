@@ -41,11 +41,15 @@ _OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
     "packed": PackedDataset,
     "tfrecord": partial(ShardDataset, TFRECORD),
     "tar": open_tar,
-    "csv": CSVDataset,
     "hf": HFDataset,
 }
 
 
+# Readers that hold out a share of the images for validation where the data has no validation split.
+_SPLITTING_OPENERS: Mapping[str, Callable[[Path, Split, str, DataConfig], Dataset]] = {
+    "folder": FolderDataset,
+    "csv": CSVDataset,
+}
 _BOX_OPENERS: Mapping[str, Callable[[Path, Split, DataConfig, str], DetectionDataset]] = {
     "coco": open_coco,
     "voc": open_voc,
@@ -113,8 +117,8 @@ def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: b
         return _BOX_OPENERS[detected.kind](detected.path, split, data, detected.why)
     if not boxes and detected.layout is not None:
         return open_cifar(detected.layout, detected.path, split, detected.why)
-    if not boxes and detected.kind == "folder":
-        return FolderDataset(detected.path, split, detected.why, data)
+    if not boxes and detected.kind in _SPLITTING_OPENERS:
+        return _SPLITTING_OPENERS[detected.kind](detected.path, split, detected.why, data)
     if boxes or detected.kind not in _OPENERS:
         raise _wrong_task(detected, boxes)
     return _OPENERS[detected.kind](detected.path, split, detected.why)

@@ -10,9 +10,9 @@ from pathlib import Path
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
-from reconv.data.readers.detection.coco import detect_coco
+from reconv.data.readers.detection.coco import detect_coco, detect_coco_without_splits
 from reconv.data.readers.detection.voc import detect_voc
-from reconv.data.readers.detection.yolo import detect_yolo
+from reconv.data.readers.detection.yolo import detect_yolo, detect_yolo_without_training
 from reconv.data.readers.folder import has_class_folders, is_image_name, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
@@ -73,7 +73,7 @@ def _candidates(path: Path) -> list[DetectedDataset]:
         if level == 0 and _has_only_class_folders(path):
             break  # nothing else can be below, and a million files need not be listed again
     for level in range(_LEVELS_DOWN + 1):
-        found = [hit for folder in _folders_at(path, level) for hit in _detect_unsplit_images(folder)]
+        found = [hit for folder in _folders_at(path, level) for hit in _detect_unsplit(folder)]
         if found:
             return found
     return []
@@ -135,9 +135,13 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
         yield DetectedDataset("folder", folder, "it has train/")
 
 
-def _detect_unsplit_images(folder: Path) -> Iterator[DetectedDataset]:
-    """Class folders without train/: all images in one place, or a validation set alone. Checked last."""
+def _detect_unsplit(folder: Path) -> Iterator[DetectedDataset]:
+    """Data without train/: all images in one place, or a validation set alone. Checked last."""
     try:
+        for kind, reason in (("coco", detect_coco_without_splits), ("yolo", detect_yolo_without_training)):
+            if (why := reason(folder)) is not None:
+                yield DetectedDataset(kind, folder, why)
+                return
         if has_class_folders(folder):
             yield DetectedDataset("folder", folder, "its folders hold images, and none is called train/ or val/")
         elif (own := split_folder(folder, "val") or split_folder(folder, "test")) is not None and listing(own)[1]:

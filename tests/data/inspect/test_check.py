@@ -130,6 +130,16 @@ def test_without_validation_the_held_out_images_are_checked(tree: Path) -> None:
         ]
 
 
+def test_a_test_set_is_checked_and_said_to_be_used_for_validation(tree: Path) -> None:
+    (tree / "val").rename(tree / "test")
+    checked = run_check(tree)
+    assert list(checked.datasets) == ["train", "val"]
+    assert checked.origin.endswith("no val/: test/ is used for validation")
+    (tree / "valid" / "ant").mkdir(parents=True)
+    (tree / "valid" / "ant" / "v.png").write_bytes(encode(noise(12, 12, 3, 99)))
+    assert {split: len(own) for split, own in run_check(tree).datasets.items()} == {"train": 11, "val": 1, "test": 5}
+
+
 def test_class_folders_alone_and_validation_sets_alone_are_checked(tree: Path) -> None:
     whole = run_check((tree / "train").rename(tree.parent / "flat"))
     assert {split: len(dataset) > 0 for split, dataset in whole.datasets.items()} == {"train": True, "val": True}

@@ -55,6 +55,35 @@ def test_without_a_split_column_every_fifth_row_is_for_validation(folder: Path) 
     assert "every 5th row is for validation" in val.origin
 
 
+def test_a_table_of_training_rows_only_is_split_by_its_file_names(folder: Path) -> None:
+    names = [f"{n}.png" if n % 2 else f"more/{n}.png" for n in range(10)]
+    write(folder, "file,label,split", *(f"{name},{n % 2},train" for n, name in enumerate(names)))
+    train, val = CSVDataset(folder, "train"), CSVDataset(folder, "val")
+    assert len(train) + len(val) == 10 and set(val.targets) == {0, 1}
+    assert f"{len(train)} images for training, {len(val)} for validation" in train.origin
+    reordered = write(folder, "file,label,split", *[f"{name},{n % 2},train" for n, name in enumerate(names)][::-1])
+    again = CSVDataset(reordered, "val")
+    assert {again.path(i) for i in range(len(again))} == {val.path(i) for i in range(len(val))}
+
+
+def test_another_fraction_replaces_every_fifth_row(folder: Path) -> None:
+    names = [f"{n}.png" if n % 2 else f"more/{n}.png" for n in range(10)]
+    write(folder, "file,label", *(f"{name},{n % 2}" for n, name in enumerate(names)))
+    val = CSVDataset(folder, "val", data=DataConfig(validation_split=0.7))
+    assert len(val) > 2 and "about 70% of each class" in val.origin
+
+
+def test_test_rows_are_a_split_and_validation_rows_alone_have_their_own_classes(folder: Path) -> None:
+    write(folder, "file,label,split", "1.png,a,train", "3.png,b,train", "5.png,b,valid", "7.png,b,test")
+    assert [CSVDataset(folder, split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [1]]
+    write(folder, "file,label,split", "5.png,b,val", "7.png,c,val")
+    assert CSVDataset(folder, "val").class_names == ("b", "c")
+    with pytest.raises(DataError, match="no training rows"):
+        CSVDataset(folder, "train")
+    with pytest.raises(DataError, match="no test rows"):
+        CSVDataset(folder, "test")
+
+
 def test_numbers_are_sorted_as_numbers_and_text_as_text(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,10,train", "3.png,9,train", "5.png,2,train", "7.png,10,val")
     assert CSVDataset(folder, "val").class_names == ("2", "9", "10")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDatase
 from reconv.data.boxes.box_table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, evenly_spaced
 from reconv.data.decode.pillow import FORMATS
+from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import MAX_SIZES
 from reconv.data.storage.local import read, size_bytes
 from reconv.errors import DataError
@@ -78,7 +80,15 @@ def open_box_table(
 ) -> BoxTableDataset:
     """The dataset of a table after the recipe's policies."""
     kept, used, notes = apply_box_policies(table, data, split)
-    return BoxTableDataset(kind, kept, used, title + (f" ({why})" if why else ""), notes)
+    origin = title + (f" ({why})" if why else "") + (f"; {table.note}" if table.note else "")
+    return BoxTableDataset(kind, kept, used, origin, notes)
+
+
+def hold_out(table: BoxTable, root: Path, split: Split, data: DataConfig) -> BoxTable:
+    """The images of one split of a table that has both, by the hash of their paths."""
+    paths = [os.path.relpath(table.files[index], root) for index in range(len(table))]
+    kept, note = ValidationSplit.of(data).select(split, paths, None, str(root))
+    return replace(table.keep_images(kept), note=note)
 
 
 def upright_size(data: bytes, name: str) -> tuple[int, int]:

@@ -148,7 +148,7 @@ def records_have_boxes(root: Path) -> bool:
     return first is not None and bool({LABEL, *EDGES} & set(peek_features(window, *first, (LABEL, *EDGES))))
 
 
-def read_box_records(root: Path, split: Split) -> BoxTable:
+def read_box_records(root: Path, split: Split, data: DataConfig) -> BoxTable:
     """All boxes of a split in the order of the records."""
     shards, names = find_shards(BOX_TFRECORD, root, split), _class_names(root, _open_index(root, "train"))
     class_ids = tuple(sorted(names))

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.boxes.box_table import UNKNOWN, AnnotationProblem, BoxTable, ProblemKind
 from reconv.data.dataset import Split
-from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, open_box_table, resolve_path
+from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, hold_out, open_box_table, resolve_path
 from reconv.data.storage.file_list import FileList
 from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
@@ -25,7 +26,11 @@ from reconv.recipe.data_fields import DataConfig
 
 _FOLDER = "annotations"
 _ROBOFLOW_FILE = "_annotations.coco.json"  # in the folder of the images
-_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation")}
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 _CATEGORIES = b'"categories"'
 _CATEGORIES_BYTES = 1 << 20
 _MAX_SIDE_PX = 2**31 - 1  # that a table can hold
@@ -38,34 +43,73 @@ def detect_coco(folder: Path) -> str | None:
     return f"it has {found[0].relative_to(folder)}" if found else None
 
 
+def detect_coco_without_splits(folder: Path) -> str | None:
+    """Why the folder has one annotation file for all images, or one for validation alone; None if it has neither."""
+    found = _unnamed_files(folder)
+    if len(found) == 1:
+        return f"{found[0].relative_to(folder)} has the lists images, annotations and categories"
+    found = _candidates(folder, "val") or _candidates(folder, "test")
+    return f"it has {found[0].relative_to(folder)} and none for training" if found else None
+
+
 def open_coco(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split after the recipe's policies."""
-    return open_box_table("coco", read_coco(root, split), split, data, f"COCO data at {root}", why)
+    return open_box_table("coco", read_coco(root, split, data), split, data, f"COCO data at {root}", why)
 
 
-def read_coco(root: Path, split: Split) -> BoxTable:
+def read_coco(root: Path, split: Split, data: DataConfig) -> BoxTable:
     """A split as its file has it; classes are those of the training file."""
-    file = find_json(root, split)
-    content = _load(file)
-    train_file = find_json(root, "train")
-    classes = _classes(content["categories"] if split == "train" else _categories(train_file), train_file)
-    return _CocoParser(file, content, classes, image_folder(root, file, content["images"])).table()
+    source = locate_annotations(root, split)
+    content = _load(source.file)
+    train = find_json(root, "train")
+    is_own = source.is_shared or train is None or train == source.file
+    class_file = source.file if train is None else train
+    classes = _classes(content["categories"] if is_own else _categories(class_file), class_file)
+    table = _CocoParser(source.file, content, classes, image_folder(root, source.file, content["images"])).table()
+    return hold_out(table, root, split, data) if source.is_shared else replace(table, note=source.note)
 
 
-def find_json(root: Path, split: Split) -> Path:
-    """The annotation file of a split; if there are several, the one called `instances_*`."""
+@dataclass(frozen=True, slots=True)
+class AnnotationSource:
+    """The annotation file of a split."""
+
+    file: Path
+    is_shared: bool = False  # with the other split: a share of the images is held out for validation
+    note: str = ""
+
+
+def locate_annotations(root: Path, split: Split) -> AnnotationSource:
+    """The file of a split; without one for validation it is that for testing, else shared with training."""
+    train, own, test = (find_json(root, name) for name in ("train", split, "test"))
+    if own is not None:
+        is_shared = split == "train" and test is None and find_json(root, "val") is None
+        return AnnotationSource(own, is_shared)
+    if split == "val" and test is not None:
+        return AnnotationSource(test, note=f"no file for validation: {test.name} is used")
+    whole = train or next(iter(_unnamed_files(root)), None)
+    if whole is None or split == "test":
+        raise DataError(
+            f"no annotation file for {split} in {root}",
+            where=str(root / _FOLDER),
+            why=f"looked for {_FOLDER}/*{split}*.json",
+            then=f"call it {_FOLDER}/instances_{split}.json",
+        )
+    return AnnotationSource(whole, is_shared=True)
+
+
+def find_json(root: Path, split: Split) -> Path | None:
+    """The annotation file of a split, if there are several the one called `instances_*`; None if there is none."""
     found = _candidates(root, split)
     instances = [file for file in found if file.name.startswith("instances")]
     chosen = instances or found
-    if len(chosen) != 1:
-        names = ", ".join(file.name for file in chosen)
+    if len(chosen) > 1:
         raise DataError(
-            f"{'no' if not chosen else 'more than one'} annotation file for {split} in {root}",
+            f"more than one annotation file for {split} in {root}",
             where=str(root / _FOLDER),
-            why=f"candidates are {names}" if chosen else f"looked for {_FOLDER}/*{split}*.json",
+            why=f"candidates are {', '.join(file.name for file in chosen)}",
             then=f"keep one called {_FOLDER}/instances_{split}.json",
         )
-    return chosen[0]
+    return chosen[0] if chosen else None
 
 
 def _candidates(root: Path, split: Split) -> list[Path]:
@@ -78,10 +122,23 @@ def _candidates(root: Path, split: Split) -> list[Path]:
     return found
 
 
+def _unnamed_files(root: Path) -> list[Path]:
+    """Files with boxes for all images: their names have no split."""
+    places = [root, root / _FOLDER] if (root / _FOLDER).is_dir() else [root]
+    files = [place / name for place in places for name in listing(place)[0] if name.endswith(".json")]
+    return [file for file in files if _split_of(file.name) is None and _has_boxes(read(file))]
+
+
+def _has_boxes(text: bytes) -> bool:
+    return all(key in text for key in (b'"images"', b'"annotations"', _CATEGORIES, b'"bbox"'))
+
+
 def _split_of(name: str) -> Split | None:
-    """The split in a file's name; None for `trainval`."""
+    """The split in a file's name; None for `trainval`, and for the lists of images without annotations."""
     has_train, has_val = "train" in name, "val" in name.removeprefix("eval")
-    return None if has_train == has_val else "train" if has_train else "val"
+    if has_train != has_val:
+        return "train" if has_train else "val"
+    return "test" if "test" in name and not has_train and not name.startswith("image_info") else None
 
 
 def image_folder(root: Path, file: Path, images: Sequence[Any]) -> Path:
@@ -89,6 +146,7 @@ def image_folder(root: Path, file: Path, images: Sequence[Any]) -> Path:
     own = file.stem.rpartition("_")[2]
     names = [own, *_SPLIT_NAMES[_split_of(file.name) or "train"], ""]
     folders = [root / inner / name for name in names for inner in ("", "images")]
+    folders += [root / name for name in listing(root)[1] if name != _FOLDER]
     if file.name == _ROBOFLOW_FILE:
         folders = [file.parent]
     for image in images[:5]:  # the first may be missing on disk

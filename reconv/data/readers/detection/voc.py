@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,11 +12,12 @@ from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
+    hold_out,
     open_box_table,
     read_class_names,
     read_file_names,
 )
-from reconv.data.storage.local import read
+from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -38,19 +40,39 @@ def detect_voc(folder: Path) -> str | None:
 
 def open_voc(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split after the recipe's policies."""
-    title = f"VOC data at {root}, list {split_list(root, split).stem}"
-    return open_box_table("voc", read_voc(root, split), split, data, title, why)
+    title = f"VOC data at {root}, {locate_list(root, split).title}"
+    return open_box_table("voc", read_voc(root, split, data), split, data, title, why)
 
 
-def split_list(root: Path, split: Split) -> Path:
-    """The list of a split's images: train and val, or trainval and test if there is no val (as for VOC 2007 test)."""
-    names = ("train", "val") if (root / _LISTS / "val.txt").is_file() else ("trainval", "test")
-    return root / _LISTS / f"{names[split == 'val']}.txt"
+@dataclass(frozen=True, slots=True)
+class ImageList:
+    """The list of a split's images."""
+
+    file: Path | None  # None: there are no lists, and every annotated image is meant
+    is_shared: bool = False  # with the other split: a share of the images is held out for validation
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        return "all annotations" if self.file is None else f"list {self.file.stem}"
 
 
-def read_voc(root: Path, split: Split) -> BoxTable:
+def locate_list(root: Path, split: Split) -> ImageList:
+    """train and val, or trainval and test if there is no val (as for VOC 2007 test), or the only list for both."""
+    lists = root / _LISTS
+    present = {name for name in ("train", "val", "trainval", "test") if (lists / f"{name}.txt").is_file()}
+    train = "train" if "val" in present or "trainval" not in present else "trainval"
+    if split == "test" or (split == "train" and present & {"val", "test"}) or "val" in present:
+        return ImageList(lists / f"{train if split == 'train' else split}.txt")
+    if split == "val" and "test" in present:
+        return ImageList(lists / "test.txt", note="no list val: test is used for validation")
+    return ImageList(lists / f"{train}.txt" if present else None, is_shared=True)
+
+
+def read_voc(root: Path, split: Split, data: DataConfig) -> BoxTable:
     """A split as the files have it; classes are those of classes.txt, VOC's, or those of the training images."""
-    stems = _stems(split_list(root, split))
+    own = locate_list(root, split)
+    stems = _stems(root, own)
     trees = [_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in stems]
     names = _class_names(root, split, trees)
     builder = BoxTableBuilder(names, tuple(range(1, len(names) + 1)))
@@ -59,9 +81,7 @@ def read_voc(root: Path, split: Split) -> BoxTable:
     for stem, tree in zip(stems, trees, strict=True):
         xml_file = root / _ANNOTATIONS / f"{stem}.xml"
         if stem in seen:
-            builder.add_problem(
-                "duplicate-id", f"{stem} is listed twice", str(split_list(root, split)), "remove one of them"
-            )
+            builder.add_problem("duplicate-id", f"{stem} is listed twice", str(own.file), "remove one of them")
         seen.add(stem)
         file = str(_image_path(root, stem))
         if isinstance(tree, str):
@@ -69,7 +89,8 @@ def read_voc(root: Path, split: Split) -> BoxTable:
             builder.add_problem("no-annotation", f"the annotation of {stem} cannot be read: {tree}", str(xml_file))
         else:
             _add_annotation(builder, tree, file, xml_file, stem, numbers)
-    return builder.build()
+    table = builder.build()
+    return hold_out(table, root, split, data) if own.is_shared else replace(table, note=own.note)
 
 
 def _add_annotation(
@@ -98,8 +119,9 @@ def _add_annotation(
 def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element | str]) -> tuple[str, ...]:
     if (root / _NAMES).is_file():
         return tuple(read_class_names(root / _NAMES))
-    if split == "val":
-        trees = (_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in _stems(split_list(root, "train")))
+    train = locate_list(root, "train")
+    if split != "train" and not train.is_shared and train.file is not None and train.file.is_file():
+        trees = (_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in _stems(root, train))
     seen = {
         (entry.findtext("name") or "").strip()
         for tree in trees
@@ -109,8 +131,10 @@ def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element |
     return CLASSES if seen <= set(CLASSES) else tuple(sorted(seen - {""}))
 
 
-def _stems(file: Path) -> list[str]:
+def _stems(root: Path, images: ImageList) -> list[str]:
     """The names in a list, without the flags at the line ends that lists of single classes have."""
+    if (file := images.file) is None:
+        return [name.removesuffix(".xml") for name in listing(root / _ANNOTATIONS)[0] if name.endswith(".xml")]
     stems = read_file_names(file)
     if all(_FLAG.search(stem) for stem in stems):
         stems = [_FLAG.sub("", stem) for stem in stems]

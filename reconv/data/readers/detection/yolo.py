@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
+    hold_out,
     open_box_table,
     read_class_names,
     read_file_names,
     resolve_path,
 )
-from reconv.data.readers.folder import is_image_name
+from reconv.data.readers.folder import SPLIT_TITLES, is_image_name
 from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 _NAME_LISTS = ("classes.txt", "obj.names")
-_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 _IMAGES, _LABELS = "images", "labels"
 
 
@@ -42,17 +48,27 @@ def detect_yolo(folder: Path) -> str | None:
     return None
 
 
+def detect_yolo_without_training(folder: Path) -> str | None:
+    """Why the folder has a validation set in YOLO's layout; None if it has none."""
+    _, folders = listing(folder)
+    for name in (*_SPLIT_NAMES["val"], *_SPLIT_NAMES["test"]):
+        if name in folders and {_IMAGES, _LABELS} <= set(listing(folder / name)[1]):
+            return f"it has {name}/{_IMAGES}/ and {name}/{_LABELS}/ and no train/"
+    return None
+
+
 def open_yolo(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split after the recipe's policies."""
-    return open_box_table("yolo", read_yolo(root, split), split, data, f"YOLO data at {root}", why)
+    return open_box_table("yolo", read_yolo(root, split, data), split, data, f"YOLO data at {root}", why)
 
 
-def read_yolo(root: Path, split: Split) -> BoxTable:
+def read_yolo(root: Path, split: Split, data: DataConfig) -> BoxTable:
     """A split as the files have it."""
     config = _read_config(root)
     names = _class_names(root, config)
     builder = BoxTableBuilder(names, tuple(range(len(names))), is_relative=True)
-    images = _image_paths(root, split, config)
+    source = locate_images(root, split, config)
+    images = [path for place in source.places for path in _list_images(root, place)]
     for path, count in Counter(images).items():
         if count > 1:
             builder.add_problem("duplicate-id", f"{path} is listed {count} times", path, "list it once")
@@ -61,7 +77,8 @@ def read_yolo(root: Path, split: Split) -> BoxTable:
         builder.add_image(path, text_file, os.path.relpath(path, root))
         if os.path.lexists(text_file):  # a broken link is an error, not an image without boxes
             _add_boxes(builder, text_file, len(names))
-    return builder.build()
+    table = builder.build()
+    return hold_out(table, root, split, data) if source.is_shared else replace(table, note=source.note)
 
 
 def label_file(image: str) -> str:
@@ -147,23 +164,47 @@ def _names_by_number(names: dict[Any, Any], root: Path) -> list[str]:
     return [by_number.get(number, f"class{number}") for number in range(max(by_number, default=-1) + 1)]
 
 
-def _image_paths(root: Path, split: Split, config: dict[str, Any]) -> list[str]:
-    """Paths of the images of a split."""
-    value = config.get("val" if split == "val" else "train")
+@dataclass(frozen=True, slots=True)
+class ImagePlaces:
+    """Where the images of a split are: folders and lists of files."""
+
+    places: list[str]
+    is_shared: bool = False  # with the other split: a share of the images is held out for validation
+    note: str = ""
+
+
+def locate_images(root: Path, split: Split, config: dict[str, Any]) -> ImagePlaces:
+    """The images of a split; without any for validation they are those for testing, else shared with training."""
+    train, own, test = (_places(root, name, config) for name in ("train", split, "test"))
+    if own:
+        return ImagePlaces(own, is_shared=split == "train" and not test and not _places(root, "val", config))
+    if split == "val" and test:
+        return ImagePlaces(test, note="no images for validation: those of test are used")
+    whole = train or [str(root / _IMAGES)] * any(map(is_image_name, _files_in(root / _IMAGES)))
+    if not whole or split == "test":
+        raise DataError(
+            f"no images for {SPLIT_TITLES[split]} in {root}",
+            where=str(root),
+            why=f"looked for {_IMAGES}/{split}, {split}/{_IMAGES} and the paths in data.yaml",
+            then="give the folder that holds images/ and labels/: --data DIR",
+        )
+    return ImagePlaces(whole, is_shared=True)
+
+
+def _files_in(folder: Path) -> list[str]:
+    return listing(folder)[0] if folder.is_dir() else []
+
+
+def _places(root: Path, split: Split, config: dict[str, Any]) -> list[str]:
+    """The folders and lists of files of a split."""
+    value = config.get(split)
     entries = value if isinstance(value, list) else [] if value is None else [value]
     base = resolve_path(str(root), str(config.get("path", ".")))
     places = [path for entry in entries if (path := _existing_path(root, base, str(entry))) is not None]
     if not places:
         tried = [root / pair for name in _SPLIT_NAMES[split] for pair in (f"{_IMAGES}/{name}", f"{name}/{_IMAGES}")]
         places = [str(folder) for folder in tried if folder.is_dir()][:1]
-    if not places:
-        raise DataError(
-            f"no images for {'training' if split == 'train' else 'validation'} in {root}",
-            where=str(root),
-            why=f"looked for {_IMAGES}/{split}, {split}/{_IMAGES} and the paths in data.yaml",
-            then="give the folder that holds images/ and labels/: --data DIR",
-        )
-    return [path for place in places for path in _list_images(root, place)]
+    return places
 
 
 def _existing_path(root: Path, base: str, entry: str) -> str | None:
