@@ -120,4 +120,4 @@ def _metric(name: str, value: float | None) -> str:
     """A loss as it is, any other metric in percent."""
     if value is None:
         return "-"
-    return f"{value:.4f}" if name.endswith("loss") else percent(value)
+    return f"{value:.4f}" if name.endswith("loss") or not 0 <= value <= 1 else percent(value)

@@ -332,8 +332,7 @@ class ConsoleLines:
     def _evaluated(self, event: EvalFinished) -> str:
         metrics = "  ".join(
             f"{fmt.metric_name(name)} {fmt.metric_text(name, event.metrics[name])}"
-            for name in dict.fromkeys((*fmt.HEADLINES, *(event.metrics if len(event.metrics) < 5 else ())))
-            if name in event.metrics
+            for name in fmt.shown_metrics(event.metrics)
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
         remarks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,27 @@ def is_loss(metric: str) -> bool:
     return metric == "loss" or metric.endswith("_loss")
 
 
+def shown_metrics(names: Iterable[str]) -> list[str]:
+    """The metrics to show in little space: all if they are few, else the headlines and the user's own."""
+    listed = list(names)
+    is_short = len(listed) < 5
+    others = [name for name in listed if is_short or (name not in _METRICS and not is_loss(name))]
+    return [name for name in dict.fromkeys((*HEADLINES, *others)) if name in listed]
+
+
 def metric_name(metric: str) -> str:
     """The display name: top-1 for `top1`."""
     return _METRICS.get(metric, metric)
 
 
 def metric_text(metric: str, value: float | None) -> str:
-    """A metric's value: 99.17 %, or a loss with four digits."""
-    return number(value) if is_loss(metric) else percent(value)
+    """A metric's value: 99.17 %; a loss, and what is no fraction, with four digits."""
+    return percent(value) if is_fraction(metric, value) else number(value)
+
+
+def is_fraction(metric: str, value: float | None) -> bool:
+    """Whether a metric is shown in percent: no loss, and between 0 and 1, which metrics of the user need not be."""
+    return not is_loss(metric) and (value is None or not math.isfinite(value) or 0 <= value <= 1)
 
 
 def percent(value: float | None, digits: int = 2) -> str:
@@ -116,7 +129,7 @@ def _two_decimals(value: float) -> str:
 
 def expectation(expect: Mapping[str, Any]) -> str:
     """The expected value: 99.0 ± 0.5, in percent unless it is a loss."""
-    scale = 1.0 if is_loss(expect["metric"]) else 100.0
+    scale = 100.0 if is_fraction(expect["metric"], expect["value"]) else 1.0
     to_text = number if scale == 1.0 else _two_decimals
     tolerance = expect["tolerance"]
     return to_text(scale * expect["value"]) + (f" ± {to_text(scale * tolerance)}" if tolerance else "")
@@ -172,7 +185,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if summary.get("partial"):
         value += f" ({partial(summary['num_samples'])})"
     expect = summary["expect"]
-    level = f"{expectation(expect)}{'' if is_loss(expect['metric']) else ' %'}" if expect else ""
+    level = f"{expectation(expect)}{' %' if is_fraction(expect['metric'], expect['value']) else ''}" if expect else ""
     reason = summary.get("stopped_early")
     early = f" It stopped early {where}: {reason}." if reason else ""
     match state(summary):

@@ -565,7 +565,14 @@ def _precision(recipe: Recipe) -> Iterator[Contradiction]:
 def _results(recipe: Recipe) -> Iterator[Contradiction]:
     """Accuracies are fractions wherever they are expected, published or measured."""
     expect, known = recipe.expect, _METRICS[recipe.task]
-    if expect is not None and expect.metric not in known:
+    best = recipe.evaluate.best_metric
+    if best is not None and recipe.task == "detection":
+        yield Contradiction(("evaluate.best_metric", "task"), "is for task: classification; use detection.metric")
+    elif best is not None and (best.endswith("loss") or (best not in known and not recipe.metrics)):
+        text = f"{best} is neither top1 nor top5, and `metrics` has none of your own"
+        text = f"{best} is better when smaller; a larger value must be better" if best.endswith("loss") else text
+        yield Contradiction(("evaluate.best_metric", "metrics"), text)
+    if expect is not None and expect.metric not in known and not recipe.metrics:
         text = f"{expect.metric} is not a metric of {recipe.task}, which has {_and(known)}"
         yield Contradiction(("expect.metric", "task"), text)
     results = [

@@ -366,6 +366,9 @@ class EvaluateConfig(Section):
     """Samples per forward pass."""
     num_samples: Positive | None = None
     """Evaluate only this many samples, spread evenly over the validation set; such results are marked partial."""
+    best_metric: str | None = None
+    """Metric that decides which checkpoint is best and when early_stopping ends a run, larger is better: of
+    classification top1 (null), top5 or one of your own metrics; of detection null, which is detection.metric."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
     """Test-time augmentation, also for prediction: average the logits of the image and its mirror image (`flip`), and
     of both shifted by one pixel to the upper left and the lower right at half weight (`flip-translate`)."""

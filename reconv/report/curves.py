@@ -31,19 +31,19 @@ def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
     )
     small = partial(chart, small=True)
     seen = {name for e in record.evaluations for name in e.metrics} - {metric, "loss"}
-    others = sorted(seen.intersection(fmt.HEADLINES) if len(seen) > 4 else seen)
+    others = sorted(fmt.shown_metrics(seen))
     gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
     charts = [
         chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
         *(_result_charts(record, summary) if metric not in (None, "loss") else []),
-        *(small(_title(name), "percent", _train_and_validation(record, name)) for name in others),
+        *(small(_title(name), _unit(record, name), _train_and_validation(record, name)) for name in others),
         small("AP by object size", "percent", _by_size(record, summary["weights"] or "raw")),
         small("Learning rate", "number", _train(record, "learning rate", lambda e: e.lr), from_zero=True),
         small("Throughput, images/s", "count", _throughput(record), from_zero=True),
         small(_DATA_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
         small("Gradient norm", "number", gradient, may_be_log=True),
         *(
-            small(f"{_title(name)}, every checkpoint", "percent", _checkpoint_scores(record, name))
+            small(f"{_title(name)}, every checkpoint", _unit(record, name), _checkpoint_scores(record, name))
             for name in ([metric] if metric not in (None, "loss") else [])
         ),
         small("Loss scale", "number", _train(record, "loss scale", lambda e: e.loss_scale), may_be_log=True),
@@ -68,7 +68,7 @@ def charts_of_runs(records: Sequence[RunRecord], summaries: Sequence[Mapping[str
             for line in _validation(record, metric, weights, f"{record.label}{suffix}", n, dash)
         )
 
-    judged = [chart(f"Validation {fmt.metric_name(m)}", "percent", validation(m)) for m in metrics]
+    judged = [chart(f"Validation {fmt.metric_name(m)}", _unit(records[0], m), validation(m)) for m in metrics]
     charts = [
         chart("Training loss", "number", training(lambda e: e.loss), may_be_log=True),
         *judged,
@@ -89,7 +89,7 @@ def _result_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]
     is_expected = expect and expect["metric"] == metric
     whole = Chart(
         _title(metric),
-        "percent",
+        _unit(record, metric),
         _train_and_validation(record, metric),
         x_max=record.epoch(plan.total_steps) if plan else 0.0,
         note=f"Training values are {'; '.join(notes)} and not comparable with validation." if notes else "",
@@ -111,16 +111,22 @@ def _close_up(whole: Chart) -> list[Chart]:
         return []
     late = [y for _, y in points[len(points) // 2 :]]
     level = [whole.band.value - whole.band.tolerance, whole.band.value + whole.band.tolerance] if whole.band else []
-    low, high = min(late + level), min(1.0, max(late + level))
+    low, high = min(late + level), min(1.0, max(late + level)) if whole.format == "percent" else max(late + level)
     margin = max(high - low, 0.002) * 0.1
     if high - low > 0.25 * (max(y for _, y in points) - min(y for _, y in points)):
         return []
-    y_range = (low - margin, min(1.0, high + margin))
+    y_range = (low - margin, min(1.0, high + margin) if whole.format == "percent" else high + margin)
     return [replace(whole, title=f"{whole.title}, close up", series=lines, note="", y_range=y_range, small=True)]
 
 
 def _title(metric: str) -> str:
     return f"Accuracy, {fmt.metric_name(metric)}" if metric.startswith("top") else fmt.metric_name(metric)
+
+
+def _unit(record: RunRecord, metric: str) -> str:
+    """The unit of a metric's axis: percent, unless an evaluation has a value that is no fraction."""
+    values = [e.metrics[metric] for e in record.evaluations if metric in e.metrics]
+    return "percent" if all(fmt.is_fraction(metric, value) for value in values) else "number"
 
 
 def _train_and_validation(record: RunRecord, metric: str) -> Lines:

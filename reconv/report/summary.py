@@ -117,8 +117,9 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalFinished]) -> s
     """The metric of the result: the recipe's, or the usual one."""
     seen = {name for e in evaluations for name in e.metrics}
     expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
+    best = (recipe.get("evaluate") or {}).get("best_metric")
     of_task = (recipe.get("detection") or {}).get("metric") if recipe.get("task") == "detection" else None
-    wanted = (*(name for name in (expected, of_task) if name), *_USUAL_METRICS, *sorted(seen))
+    wanted = (*(name for name in (expected, best, of_task) if name), *_USUAL_METRICS, *sorted(seen))
     return next((name for name in wanted if name in seen), None)
 
 

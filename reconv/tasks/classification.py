@@ -7,7 +7,7 @@ Losses and training metrics are sums over samples. With class weights the loss i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
+from reconv.metrics.custom_metrics import MetricsWithCustom
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
 from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.recipe.code_fields import CodeConfig
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.custom_loss import CustomLoss
 from reconv.tasks.distillation import Teacher
@@ -41,6 +43,7 @@ class ClassificationTask:
     class_weights: Tensor | None = None  # float32 [num_classes] on the device of the batches; in training only
     bce: BinaryCrossEntropy | None = None  # instead of the plain cross-entropy
     mixes_targets: bool = False  # batches will have `soft_targets`
+    custom_metrics: Sequence[CodeConfig] = ()
     custom_loss: CustomLoss | None = None  # the user's own instead of the plain cross-entropy; in training only
 
     def __post_init__(self) -> None:
@@ -100,6 +103,8 @@ class ClassificationTask:
         return min(1.0, self.label_smoothing * num_classes / (num_classes - 1))
 
     def metrics(self) -> ClassificationMetrics:
+        if self.custom_metrics:
+            return MetricsWithCustom(self.num_classes, self.custom_metrics)
         return ClassificationMetrics(self.num_classes)
 
     def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:

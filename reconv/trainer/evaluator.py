@@ -16,6 +16,7 @@ from torch import nn
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.errors import UsageError
 from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
 from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
@@ -75,6 +76,13 @@ class Evaluator:
             raise AssertionError(f"evaluated {metrics.num_samples} of {run.plan.num_val} samples")
         self.last_metrics, self.last_weights, self.last_step = metrics, weights, step
         values = metrics.compute()
+        if self.metric not in values:
+            raise UsageError(
+                f"evaluate.best_metric: there is no metric {self.metric}",
+                where="evaluate.best_metric",
+                why=f"the evaluation has {', '.join(values)}",
+                then="correct the name and start the run again",
+            )
         return EvalFinished(
             step,
             step / run.plan.steps_per_epoch,

@@ -54,7 +54,8 @@ class ExportedRun:
         """The metric of the recipe's result."""
         if self.recipe.task == "detection":
             return self.recipe.detection.metric
-        return self.recipe.expect.metric if self.recipe.expect is not None else "top1"
+        default = self.recipe.evaluate.best_metric or "top1"
+        return self.recipe.expect.metric if self.recipe.expect is not None else default
 
     def kept(self) -> list[Event]:
         """The past events that this attempt does not discard."""

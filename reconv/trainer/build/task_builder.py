@@ -16,6 +16,7 @@ from reconv.detection.postprocess import Detections, PostprocessConfig, postproc
 from reconv.device import Device
 from reconv.errors import RecipeError
 from reconv.metrics.coco_eval import require_coco_eval
+from reconv.metrics.custom_metrics import check_metrics
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.code_fields import names_code
 from reconv.recipe.schema import Recipe
@@ -53,6 +54,8 @@ def build_task(
         class_weights=None if uses_bce else weights,
         bce=BinaryCrossEntropy(loss.bce_target_threshold, loss.bce_sum, weights) if uses_bce else None,
         mixes_targets=recipe.augment.mixes,
+        metric=recipe.evaluate.best_metric or "top1",
+        custom_metrics=recipe.metrics,
         custom_loss=custom_loss,
     )
 
@@ -99,7 +102,8 @@ def describe_class_weights(weights: Sequence[float], class_names: Sequence[str])
 
 
 def check_metric(recipe: Recipe) -> None:
-    """Refuse a metric that cannot be computed with the packages that are installed."""
+    """Refuse metrics that cannot be computed: own ones that are none, and those whose packages are not installed."""
+    check_metrics(recipe.metrics)
     is_evaluated = recipe.task == "detection" and recipe.evaluate.every != "off"
     if is_evaluated and recipe.detection.metric.startswith("ap"):
         require_coco_eval(f"detection.metric: {recipe.detection.metric}")
