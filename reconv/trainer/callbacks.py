@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
 
 
-class Callback:
+class TrainerCallback:
     """Called by `Trainer.fit`; every hook does nothing unless it is overridden.
 
     Steps count from 0, and `trainer.counters.step` is the number of finished steps.

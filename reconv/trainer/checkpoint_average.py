@@ -21,7 +21,7 @@ from reconv.recipe.loader import load
 from reconv.recipe.plan import averaging_window
 from reconv.recipe.units import Duration
 from reconv.report.run_record import load_run_record
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
@@ -62,7 +62,7 @@ def average(
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointAveraging(Callback):
+class CheckpointAveraging(TrainerCallback):
     """After training, averages the last checkpoints as the recipe says and evaluates the result."""
 
     run: TrainingRun

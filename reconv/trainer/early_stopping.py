@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reconv.recipe.schema import EarlyStoppingConfig
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStopping(Callback):
+class EarlyStopping(TrainerCallback):
     """Stops at a target value, or after `patience` evaluations without improvement; None: never."""
 
     target: float | None = None

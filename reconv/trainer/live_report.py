@@ -12,7 +12,7 @@ from reconv.metrics.topk import ClassificationMetrics
 from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
 from reconv.report.html import write_report
 from reconv.report.page import LivePage
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
@@ -38,7 +38,7 @@ def write_analysis(run: TrainingRun, trainer: Trainer) -> None:
 
 
 @dataclass(slots=True)
-class LiveReport(Callback):
+class LiveReport(TrainerCallback):
     """Rewrites the report after evaluations, unless the last one was just written; it must not slow training down."""
 
     run: TrainingRun

@@ -19,7 +19,7 @@ from reconv.errors import DivergedError
 from reconv.logging.events import NonFiniteStep
 from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import to_accumulate_dtype
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _PendingCheck:
     batches: Sequence[Batch]
 
 
-class NanGuard(Callback):
+class NanGuard(TrainerCallback):
     """Stops the run at a step that is not finite, or tolerates a number of them."""
 
     def __init__(

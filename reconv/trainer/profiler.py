@@ -21,7 +21,7 @@ from reconv.errors import UsageError
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.step import StepResult
 from reconv.trainer.stop_after import StopAfter
 
@@ -48,7 +48,7 @@ def check_profile_range(recipe: Recipe, plan: Plan, stop_after: StopAfter) -> No
 
 
 @dataclass(slots=True)
-class StepProfiler(Callback):
+class StepProfiler(TrainerCallback):
     """Profiles steps `first` to `last`, counted from 1 and both included."""
 
     first: int

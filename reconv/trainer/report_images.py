@@ -22,7 +22,7 @@ from reconv.logging.events import ImageLogged
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.topk import I64, ClassificationMetrics, PredictionTable
 from reconv.trainer.build.datasets import as_detection_dataset
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.detection_images import log_detection_images
 from reconv.trainer.live_report import write_analysis
 from reconv.trainer.step import StepResult
@@ -38,7 +38,7 @@ UNCERTAIN_NOTE = "The images whose two most probable classes are closest to each
 
 
 @dataclass(frozen=True, slots=True)
-class ReportImages(Callback):
+class ReportImages(TrainerCallback):
     """Saves the first batch as the network got it and, after training, mistakes and uncertain images or detections."""
 
     run: TrainingRun

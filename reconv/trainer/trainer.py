@@ -19,7 +19,7 @@ from reconv.inference.evaluate import EvaluationStopped
 from reconv.logging.clock import RunClock
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.progress import Counters, ProgressLogger
@@ -54,7 +54,7 @@ class Trainer:
     clock: RunClock
     process_group: ProcessGroup
     stop_signal: StopSignal
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[TrainerCallback]
     counters: Counters
     stop_after: StopAfter = field(default_factory=StopAfter)
     stop_reason: str = field(default="")  # set by a callback to end the run early

@@ -55,7 +55,7 @@ from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, b
 from reconv.trainer.build.network import check_model
 from reconv.trainer.build.task_builder import check_class_weights, check_metric
 from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.checkpoint_average import CheckpointAveraging
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.early_stopping import EarlyStopping
@@ -466,11 +466,11 @@ class TrainingRun(PreparedRun):
             all_gather=self.process_group.all_gather,
         )
 
-    def _unfreeze(self, train_state: TrainState, build_step: Callable[[], TrainStep]) -> list[Callback]:
+    def _unfreeze(self, train_state: TrainState, build_step: Callable[[], TrainStep]) -> list[TrainerCallback]:
         backbone = train_state.frozen_backbone
         return [] if backbone is None else [UnfreezeBackbone(self.plan.freeze_steps, backbone, build_step)]
 
-    def _callbacks(self, stage_times: StageTimes) -> list[Callback]:
+    def _callbacks(self, stage_times: StageTimes) -> list[TrainerCallback]:
         source, cores = self.datasets.train.kind, usable_cores(Machine())
         return [
             EarlyStopping.from_config(self.recipe.early_stopping),

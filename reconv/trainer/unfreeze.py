@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from reconv.models.frozen import FrozenBackbone
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.step import TrainStep
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
 
 
-class UnfreezeBackbone(Callback):
+class UnfreezeBackbone(TrainerCallback):
     """Trains all parameters from a step on.
 
     The training step is built again, as for a run that is resumed there: DDP and captured graphs are made for one set

@@ -14,7 +14,7 @@ from reconv.recipe import plan as planning
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer import training_run
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.trainer import Trainer
 from reconv.trainer.training_run import TrainingRun
@@ -43,7 +43,7 @@ def test_plan_is_made_once(plans: list[Plan]) -> None:
     assert len(plans) == 2
 
 
-class CountHooks(Callback):
+class CountHooks(TrainerCallback):
     """Counts the calls of each hook."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
-from reconv.trainer.callbacks import Callback
+from reconv.trainer.callbacks import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
@@ -70,7 +70,7 @@ def choose_gpu_decode_fraction(
 
 
 @dataclass(slots=True)
-class DataWaitLogger(Callback):
+class DataWaitLogger(TrainerCallback):
     """Logs how long training waits for data and why: after the first evaluation, and at the end."""
 
     recipe: Recipe
