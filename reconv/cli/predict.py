@@ -32,13 +32,13 @@ _MAX_BAD_LISTED = 5
     "--top",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Print the N best classes [default: 5] or boxes [default: all] of each image.",
+    help="Print the N best classes [default: 5], labels or boxes [default: all] of each image.",
 )
 @click.option(
     "--min-score",
     metavar="X",
     type=click.FloatRange(0, 1),
-    help="Detectors: omit boxes with a lower score [default: 0.3].",
+    help="Omit boxes [default: 0.3] or, of several labels per image, labels [default: 0.5] with a lower score.",
 )
 @click.option(
     "--save-images", metavar="DIR", type=click.Path(), help="Detectors: write a copy of each image with its boxes."
@@ -94,9 +94,9 @@ def predict(
         _print_boxes(good)
     elif good:
         rows = [
-            [str(prediction.path) if rank == 0 else "", found.name, percent(found.score)]
+            [str(prediction.path) if rank == 0 else "", *cells]
             for prediction in good
-            for rank, found in enumerate(prediction.classes)
+            for rank, cells in enumerate(_class_cells(prediction))
         ]
         print_table(["image", "class", "score"], rows)
     if bad:
@@ -105,6 +105,11 @@ def predict(
             + ("; the others were predicted" if good else ""),
             where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:_MAX_BAD_LISTED]),
         )
+
+
+def _class_cells(prediction: Prediction) -> list[list[str]]:
+    """Name and score of each class; one row for an image without a label."""
+    return [[found.name, percent(found.score)] for found in prediction.classes] or [["none", ""]]
 
 
 def _print_boxes(predictions: Sequence[Prediction]) -> None:

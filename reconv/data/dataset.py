@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -31,13 +31,25 @@ BACKGROUND = "background"
 class Sample:
     """An encoded image or its pixels [height, width, channels], the class index, and a name to find the file by.
 
-    For detection `annotation` holds the boxes and `target` is not used.
+    For detection `annotation` holds the boxes, for multi-label data `labels` the class indices; `target` is not used.
     """
 
     data: bytes | U8
     target: int
     name: str
     annotation: Annotation | None = None
+    labels: tuple[int, ...] | None = None
+
+    def fill_target(self, row: npt.NDArray[Any]) -> None:
+        """Write the class index [], or the labels as a multi-hot row [classes]."""
+        row[...] = self.target if self.labels is None else multi_hot(self.labels, len(row))
+
+
+def multi_hot(labels: Sequence[int], num_classes: int) -> npt.NDArray[np.float32]:
+    """1 for the classes that occur, 0 for the others."""
+    row = np.zeros(num_classes, np.float32)
+    row[list(labels)] = 1
+    return row
 
 
 class LabelError(DataError):
@@ -63,16 +75,24 @@ class Dataset(Protocol):
         ...
 
 
+def is_multilabel(dataset: Dataset) -> bool:
+    """Whether an image may have several labels, or none."""
+    return bool(getattr(dataset, "is_multilabel", False))
+
+
 def all_targets(dataset: Dataset) -> I64:
-    """The target of each sample [n]: a dataset's `targets` where it has them, as torchvision's do, else read one by
-    one."""
+    """The target of each sample [n], or multi-hot rows [n, classes]: a dataset's `targets` where it has them, as
+    torchvision's do, else read one by one."""
     targets = getattr(dataset, "targets", None)
-    if targets is None:
-        targets = [dataset[index].target for index in range(len(dataset))]
-    return np.asarray(targets, np.int64)
+    if targets is not None:
+        return np.asarray(targets, np.int64)
+    rows = np.zeros((len(dataset), len(dataset.class_names)) if is_multilabel(dataset) else len(dataset), np.int64)
+    for index in range(len(dataset)):
+        dataset[index].fill_target(rows[index, ...])
+    return rows
 
 
-SampleFiles = tuple[Sequence[bytes], npt.NDArray[np.integer]]  # path and class index of each sample
+SampleFiles = tuple[Sequence[bytes], npt.NDArray[Any]]  # path and class index, or multi-hot row, of each sample
 
 
 class FileBacked(ABC):
@@ -96,6 +116,7 @@ class Subset(FileBacked):
         self._indices = indices
         self.kind = dataset.kind
         self.class_names = dataset.class_names
+        self.is_multilabel = is_multilabel(dataset)
         self.origin = f"{dataset.origin}; {len(indices)} of {len(dataset)} samples"
 
     def __len__(self) -> int:
@@ -151,6 +172,7 @@ class Relabeled(FileBacked):
         self._numbers = np.array(numbers, np.int64)
         self.kind = dataset.kind
         self.class_names = class_names
+        self.is_multilabel = is_multilabel(dataset)
         self.origin = describe_relabeled(dataset, class_names)
 
     def __len__(self) -> int:
@@ -158,11 +180,20 @@ class Relabeled(FileBacked):
 
     def __getitem__(self, index: int) -> Sample:
         sample = self._dataset[index]
+        if sample.labels is not None:
+            return replace(sample, labels=tuple(int(self._numbers[label]) for label in sample.labels))
         return Sample(sample.data, int(self._numbers[sample.target]), sample.name)
 
     def files(self, indices: I64) -> SampleFiles | None:
         found = sample_files(self._dataset, indices)
-        return None if found is None else (found[0], self._numbers[found[1]])
+        if found is None:
+            return None
+        paths, targets = found
+        if targets.ndim == 1:
+            return paths, self._numbers[targets]
+        rows = np.zeros((len(targets), len(self.class_names)), targets.dtype)
+        rows[:, self._numbers] = targets
+        return paths, rows
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}/{'-'.join(map(str, self._numbers))}"

@@ -28,6 +28,7 @@ from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
+from reconv.metrics.multilabel_metrics import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import limit_samples
@@ -199,12 +200,20 @@ class Predictor:
         """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
 
         Arrays and tensors are uint8. A classifier gives its `top` (5) classes. A detector gives its `top` boxes (all)
-        with a score of at least `min_score` (0.3). With `skip_bad`, an image that cannot be read does not raise
-        `DataError`; its prediction has the `error`.
+        with a score of at least `min_score` (0.3), a multi-label model its `top` labels (all) with at least 0.5. With
+        `skip_bad`, an image that cannot be read does not raise `DataError`; its prediction has the `error`.
         """
-        if min_score is not None and not self.is_detector:
-            raise UsageError("--min-score is for detectors, and this model is a classifier", then="omit --min-score")
-        to_predictions = self._to_boxes(top, min_score) if self.is_detector else self._to_classes(top)
+        if min_score is not None and self.recipe.task == "classification":
+            raise UsageError(
+                "--min-score is for detectors and multi-label models, and this model gives one class per image",
+                then="omit --min-score",
+            )
+        if self.is_detector:
+            to_predictions = self._to_boxes(top, min_score)
+        elif self.recipe.task == "multilabel":
+            to_predictions = self._to_labels(top, THRESHOLD if min_score is None else min_score)
+        else:
+            to_predictions = self._to_classes(top)
         step, predictions = self.inference_step, []
         with eval_mode(self.network.model):
             for start in range(0, len(images), batch_size):
@@ -272,6 +281,15 @@ class Predictor:
                 pairs = zip(row_scores, row_labels, strict=True)
                 classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
                 yield Prediction(sample.path, classes)
+
+        return to_predictions
+
+    def _to_labels(self, top: int | None, min_score: float) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
+        def to_predictions(logits: Tensor, samples: Sequence[_Sample]) -> Iterator[Prediction]:
+            scores, labels = to_accumulate_dtype(logits).sigmoid().sort(dim=1, descending=True, stable=True)
+            for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
+                pairs = [pair for pair in zip(row_scores, row_labels, strict=True) if pair[0] >= min_score][:top]
+                yield Prediction(sample.path, tuple(ClassScore(self.class_names[k], score, k) for score, k in pairs))
 
         return to_predictions
 

@@ -27,6 +27,7 @@ from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, check_data_is_read, open_datasets
 from reconv.trainer.build.loaders import build_train_loader, sample_pipeline_maker
+from reconv.trainer.report_images import target_names
 
 _MAX_IMAGES = 128
 _DEFAULT_RECIPES = {
@@ -128,7 +129,7 @@ def _sheet(title: str, batch: Batch, recipe: Recipe, datasets: Datasets) -> Cont
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
     names = datasets.train.class_names
     if "boxes" not in batch.tensors:
-        return ContactSheet(title, tiles, [names[target] for target in batch["targets"].tolist()])
+        return ContactSheet(title, tiles, [target_names(names, target) for target in batch["targets"]])
     rows = zip(tiles, batch["boxes"], batch["labels"], strict=True)
     drawn = [draw_batch_boxes(tile, boxes, labels, names) for tile, boxes, labels in rows]
     return ContactSheet(title, drawn, [_count_boxes(int((labels > 0).sum())) for labels in batch["labels"]])

@@ -13,6 +13,9 @@ from reconv.errors import ExitCode
 _METRICS = {
     "top1": "top-1",
     "top5": "top-5",
+    "map": "mAP",
+    "micro_f1": "micro F1",
+    "macro_f1": "macro F1",
     "ap": "AP",
     "ap50": "AP50",
     "ap75": "AP75",
@@ -22,7 +25,7 @@ _METRICS = {
     "voc10": "VOC mAP",
 }
 # Shown for each evaluation; a detector has more metrics than fit in a line.
-HEADLINES = ("top1", "top5", "loss", "ap", "ap50", "ap75", "voc10")
+HEADLINES = ("top1", "top5", "map", "micro_f1", "macro_f1", "loss", "ap", "ap50", "ap75", "voc10")
 _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 

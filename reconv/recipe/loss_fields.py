@@ -13,9 +13,10 @@ from reconv.recipe.units import Listed, PositiveFloat, Section
 class LossConfig(Section):
     """The loss of classification."""
 
-    name: Literal["cross_entropy", "bce"] | ImportPath = "cross_entropy"
-    """`bce` is the binary cross-entropy of each class, as timm's --bce-loss. An import path as in my_pkg.losses:focal
-    is your own: a function of logits and targets that returns the loss of each sample."""
+    name: Literal["auto", "cross_entropy", "bce"] | ImportPath = "auto"
+    """`bce` is the binary cross-entropy of each class, as timm's --bce-loss; `auto` uses it for task: multilabel. An
+    import path as in my_pkg.losses:focal is your own: a function of logits and targets that returns the loss of each
+    sample."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments of your own loss."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0

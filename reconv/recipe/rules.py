@@ -38,9 +38,11 @@ SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {  # the fields each schedule u
     ),  # by epochs it misses its peak
 }
 BOX_SOURCES = ("auto", "coco", "voc", "yolo", "tfrecord", "scattered-digits", "synthetic", "synthetic-device")
+MULTILABEL_SOURCES = ("auto", "csv", "synthetic", "synthetic-device")
 _BOXES_ONLY = ("coco", "voc", "yolo", "scattered-digits")
 _METRICS = {
     "classification": ("top1", "top5", "loss"),
+    "multilabel": ("map", "micro_f1", "macro_f1", "loss"),
     "detection": (
         *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
         *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
@@ -134,7 +136,7 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(("model.freeze_backbone", "model.trainable"), text)
     loss = recipe.loss
     for name, is_given in (("bce_target_threshold", loss.bce_target_threshold is not None), ("bce_sum", loss.bce_sum)):
-        if is_given and loss.name != "bce":
+        if is_given and loss.name != "bce" and recipe.task == "classification":
             yield Contradiction((f"loss.{name}", "loss.name"), f"is for bce, but loss.name is {loss.name}")
     if loss.options and not names_code(loss.name):
         text = f"is for your own loss, by import path, but loss.name is {loss.name}"
@@ -142,7 +144,7 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
     if names_code(loss.name) and loss.class_weights != "none":
         text = "is for cross_entropy and bce; your own loss weighs its samples itself"
         yield Contradiction(("loss.class_weights", "loss.name"), text)
-    if distill.teacher is not None and loss.name == "cross_entropy" and loss.class_weights != "none":
+    if distill.teacher is not None and loss.name in ("auto", "cross_entropy") and loss.class_weights != "none":
         text = "divides the loss by the weights of the samples, which the loss of distill.teacher does not have"
         yield Contradiction(("loss.class_weights", "distill.teacher"), text)
     if distill.teacher_recipe is not None and distill.teacher is None:
@@ -320,6 +322,25 @@ def _task(recipe: Recipe) -> Iterator[Contradiction]:
     for field, is_given in detection_only.items():
         if is_given:
             yield Contradiction((field, "task"), "is for task: detection")
+    if recipe.task == "multilabel":
+        yield from _multilabel(recipe)
+
+
+def _multilabel(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.data.source not in MULTILABEL_SOURCES:
+        text = f"{recipe.data.source} has one label per image; use one of {', '.join(MULTILABEL_SOURCES)}"
+        yield Contradiction(("data.source", "task"), text)
+    one_class_only = {
+        "data.sampler": recipe.data.sampler != "random",
+        "data.background_class": recipe.data.background_class,
+        "loss.name": recipe.loss.name == "cross_entropy",
+        "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
+        "distill.teacher": recipe.distill.teacher is not None,
+        "metrics": bool(recipe.metrics),
+    }
+    for field, is_given in one_class_only.items():
+        if is_given:
+            yield Contradiction((field, "task"), "is for task: classification, with one class per image")
 
 
 def _detection(recipe: Recipe) -> Iterator[Contradiction]:
@@ -342,7 +363,7 @@ def _detection(recipe: Recipe) -> Iterator[Contradiction]:
         "metrics": bool(recipe.metrics),
         "loss.label_smoothing": recipe.loss.label_smoothing > 0,
         "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
-        "loss.name": recipe.loss.name != "cross_entropy",
+        "loss.name": recipe.loss.name == "bce",
         "loss.class_weights": recipe.loss.class_weights != "none",
         "distill.teacher": recipe.distill.teacher is not None,
         "evaluate.tta": recipe.evaluate.tta != "none",
@@ -569,11 +590,11 @@ def _results(recipe: Recipe) -> Iterator[Contradiction]:
     if best is not None and recipe.task == "detection":
         yield Contradiction(("evaluate.best_metric", "task"), "is for task: classification; use detection.metric")
     elif best is not None and (best.endswith("loss") or (best not in known and not recipe.metrics)):
-        text = f"{best} is neither top1 nor top5, and `metrics` has none of your own"
+        text = f"{best} is neither {' nor '.join(known[:-1])}, and `metrics` has none of your own"
         text = f"{best} is better when smaller; a larger value must be better" if best.endswith("loss") else text
         yield Contradiction(("evaluate.best_metric", "metrics"), text)
     if expect is not None and expect.metric not in known and not recipe.metrics:
-        text = f"{expect.metric} is not a metric of {recipe.task}, which has {_and(known)}"
+        text = f"{expect.metric} is not a metric of {recipe.task}, which has {_and(known)}; null expects nothing"
         yield Contradiction(("expect.metric", "task"), text)
     results = [
         ("expect.value", expect),
@@ -633,7 +654,7 @@ def _pipeline(recipe: Recipe) -> Iterator[Contradiction]:
     engine, memory, model = recipe.engine, recipe.memory, recipe.model
     frozen = "a frozen part has no gradients to send"
     not_supported = {
-        "task": (recipe.task != "classification", "only classification is supported"),
+        "task": (recipe.task == "detection", "only classification is supported"),
         "parallel.reduce": (parallel.reduce == "ordered", "gradients cannot be summed group by group; use fast"),
         "parallel.gradient_compression": (parallel.gradient_compression != "off", "gradients are not compressed"),
         "memory.activation_checkpointing": (memory.activation_checkpointing != "off", "activations are kept"),

@@ -515,8 +515,8 @@ class Recipe(Section):
     """Name of the recipe and of the folder of its runs."""
     description: str = ""
     """One line about the recipe."""
-    task: Literal["classification", "detection"] = "classification"
-    """What the network learns."""
+    task: Literal["classification", "multilabel", "detection"] = "classification"
+    """What the network learns: one class per image, any number of labels per image, or boxes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights, the order of samples and the augmentation."""
     length: Duration = Duration(90, "ep")

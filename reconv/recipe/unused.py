@@ -109,7 +109,7 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield augment.color_jitter.enabled, "augment.color_jitter is off", ("augment.color_jitter.implementation",)
     boxes = _field_names("data", "bad_boxes", "empty_images", "difficult_boxes")
     boxes += tuple(name for name in _defaults() if name.startswith("detection."))
-    yield recipe.task == "detection", "task is classification", boxes
+    yield recipe.task == "detection", f"task is {recipe.task}", boxes
     yield augment.hflip > 0, "augment.hflip is 0", ("augment.hflip_mode",)
     policy = f"augment.auto_augment is {augment.auto_augment}"
     yield augment.auto_augment == "randaugment", policy, _field_names("augment.randaugment", "num_ops", "magnitude")

@@ -16,7 +16,7 @@ from reconv.logging.formatting import is_loss, resume_command
 from reconv.report.run_record import RunRecord, load_run_record
 
 # The metric of the result if the recipe names none: the first of these that was evaluated.
-_USUAL_METRICS = ("top1", "ap", "voc10", "loss")
+_USUAL_METRICS = ("top1", "map", "ap", "voc10", "loss")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:

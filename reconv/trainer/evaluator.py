@@ -20,6 +20,7 @@ from reconv.errors import UsageError
 from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
 from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.multilabel_metrics import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.task import Metrics
 from reconv.trainer.build.loaders import build_eval_preprocess
@@ -41,7 +42,7 @@ class Evaluator:
         self.metric = train_state.task.metric  # decides which checkpoint is best
         self.monitored_weights = train_state.monitored_weights
         self.is_partial = run.plan.num_val_left_out > 0
-        self.last_metrics: ClassificationMetrics | DetectionMetrics | None = None
+        self.last_metrics: ClassificationMetrics | MultilabelMetrics | DetectionMetrics | None = None
         self.last_weights = ""  # raw, ema or averaged
         self.last_step = 0
 

@@ -20,6 +20,7 @@ from reconv.data.readers.dataset_factory import select
 from reconv.data.transforms.device_transforms import denormalize
 from reconv.logging.events import ImageLogged
 from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.multilabel_metrics import MultilabelMetrics
 from reconv.metrics.topk import I64, ClassificationMetrics, PredictionTable
 from reconv.trainer.build.datasets import as_detection_dataset
 from reconv.trainer.callbacks import TrainerCallback
@@ -59,6 +60,8 @@ class ReportImages(TrainerCallback):
         elif isinstance(metrics, ClassificationMetrics):
             self._log_mistakes(metrics.predictions(), step)
             self._log_uncertain(metrics.predictions(), step)
+        elif isinstance(metrics, MultilabelMetrics):
+            self._log_multilabel_mistakes(metrics, step)
 
     def _log_first_batch(self, batch: Batch) -> None:
         has_boxes = "boxes" in batch.tensors
@@ -93,6 +96,16 @@ class ReportImages(TrainerCallback):
         rows = predictions.most_uncertain(NUM_UNCERTAIN) if len(names) > 1 else predictions.index[:0]
         self._log_rows(predictions, rows, caption, "uncertain.png", "Most uncertain images", step, UNCERTAIN_NOTE)
 
+    def _log_multilabel_mistakes(self, metrics: MultilabelMetrics, step: int) -> None:
+        """Save the validation images with the highest loss among those with a wrong or missing label."""
+        names, mistakes = self.run.datasets.train.class_names, metrics.mistakes(NUM_MISTAKES)
+        captions = [
+            f"predicted {_label_names(names, mistake.predicted)}, labels {_label_names(names, mistake.labels)}"
+            for mistake in mistakes
+        ]
+        indices = np.array([mistake.index for mistake in mistakes], np.int64)
+        self._log_images(indices, captions, "mistakes.png", "Worst mistakes", step)
+
     def _log_rows(
         self,
         predictions: PredictionTable,
@@ -104,14 +117,21 @@ class ReportImages(TrainerCallback):
         note: str = "",
     ) -> None:
         """Save the validation images of some predictions."""
-        if not len(rows):
+        indices = np.asarray(predictions.index[rows], dtype=np.int64)
+        self._log_images(indices, [caption(row) for row in rows.tolist()], name, title, step, note)
+
+    def _log_images(
+        self, indices: I64, captions: Sequence[str], name: str, title: str, step: int, note: str = ""
+    ) -> None:
+        """Save the validation images at some indices; the captions get the names of the files."""
+        if not len(indices):
             return
-        dataset, indices = self.run.datasets.val, predictions.index[rows]
-        chosen = select(dataset, np.asarray(indices, dtype=np.int64))
-        [batch] = EvalLoader(chosen, self.run.recipe.data.preprocess, len(rows), DataContext.on_host())
-        names = [dataset[index].name for index in indices.tolist()]
-        captions = tuple(f"{caption(row)} · {file}" for row, file in zip(rows.tolist(), names, strict=True))
-        self._log_grid(name, batch["images"], title, captions, step, note)
+        dataset = self.run.datasets.val
+        chosen = select(dataset, indices)
+        [batch] = EvalLoader(chosen, self.run.recipe.data.preprocess, len(indices), DataContext.on_host())
+        files = [dataset[index].name for index in indices.tolist()]
+        named = tuple(f"{caption} · {file}" for caption, file in zip(captions, files, strict=True))
+        self._log_grid(name, batch["images"], title, named, step, note)
 
     def _log_grid(
         self,
@@ -133,16 +153,20 @@ class ReportImages(TrainerCallback):
 def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
     """The class of an image, or the classes of its boxes."""
     if "boxes" not in batch.tensors:
-        return _target_names(class_names, batch["targets"][row])
+        return target_names(class_names, batch["targets"][row])
     labels = batch["labels"][row, : int(batch["num_boxes"][row])].tolist()
     return ", ".join(class_names[label - 1] for label in labels)
 
 
-def _target_names(class_names: tuple[str, ...], target: Tensor) -> str:
+def target_names(class_names: Sequence[str], target: Tensor) -> str:
     """The name of a class index, or the names of the classes that a multi-hot target has."""
     if target.ndim == 0:
         return class_names[int(target)]
-    return ", ".join(class_names[label] for label in target.nonzero().flatten().tolist())
+    return _label_names(class_names, target.nonzero().flatten().tolist())
+
+
+def _label_names(class_names: Sequence[str], labels: Sequence[int]) -> str:
+    return ", ".join(class_names[label] for label in labels) or "none"
 
 
 def _draw_boxes(images: Tensor, batch: Batch, class_names: tuple[str, ...]) -> Tensor:

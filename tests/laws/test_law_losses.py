@@ -37,6 +37,15 @@ WEIGHTS = {
 CASES = {
     "weights": WEIGHTS,
     "mixed weights": {**WEIGHTS, "augment.mixup.alpha": "0.3"},
+    "multilabel": {
+        "task": "multilabel",
+        "expect": "null",
+        "data.source": "synthetic",
+        "data.subset_percent": "100",
+        "loss.class_weights": "balanced",
+        "loss.label_smoothing": "0.1",
+        "augment.mixup.alpha": "0.3",
+    },
     "bce": {"loss.name": "bce", "loss.class_weights": "balanced", "augment.cutmix.alpha": "1.0"},
 }
 each_case = pytest.mark.parametrize("settings", [pytest.param(case, id=name) for name, case in CASES.items()])

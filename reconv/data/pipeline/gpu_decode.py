@@ -83,7 +83,7 @@ class GpuDecodePipeline:
         rows[ENCODED_BYTES][:] = 0
         for row, index in enumerate(indices.tolist()):
             sample, own = read_sample(self._dataset, index), select_rows(params, row)
-            rows["targets"][row] = sample.target
+            sample.fill_target(rows["targets"][row, ...])
             box = self._crop_box(sample.data, own) if own[ON_GPU] else None
             if box is None:
                 self._host.transform(sample, own, rows["images"][row])

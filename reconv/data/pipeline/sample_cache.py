@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, all_targets, evenly_spaced
+from reconv.data.dataset import I64, Dataset, Sample, all_targets, evenly_spaced, is_multilabel
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a cached sample beside its data: objects, name, entry in the dict; measured 340
@@ -48,6 +48,7 @@ class CachedDataset:
         self.kind = dataset.kind
         self.class_names = dataset.class_names
         self.origin = dataset.origin
+        self.is_multilabel = is_multilabel(dataset)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -14,7 +14,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import I64, U8, Dataset, LabelError, NamedArrays, Sample, sample_files, select_rows
+from reconv.data.dataset import (
+    I64,
+    U8,
+    Dataset,
+    LabelError,
+    NamedArrays,
+    Sample,
+    is_multilabel,
+    sample_files,
+    select_rows,
+)
 from reconv.data.decode.pillow import to_image
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
 from reconv.data.readers.arrays import ArrayDataset
@@ -74,8 +84,10 @@ def make_sample_pipeline(
     return ArrayPipeline(images, dataset.targets, augment)
 
 
-def classification_columns(channels: int, size: int) -> tuple[Column, ...]:
-    return Column("images", (channels, size, size), np.uint8), Column("targets", (), np.int64)
+def classification_columns(channels: int, size: int, num_labels: int | None = None) -> tuple[Column, ...]:
+    """`num_labels`: the number of classes of multi-label data, whose targets are multi-hot."""
+    targets = Column("targets", (), np.int64) if num_labels is None else Column("targets", (num_labels,), np.float32)
+    return Column("images", (channels, size, size), np.uint8), targets
 
 
 def preprocessed_images(dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> U8 | None:
@@ -132,7 +144,8 @@ class DecodePipeline:
         self._preprocess = preprocess
         self._augment = augment
         self._extra = None if augment is None else host_transforms(augment)
-        self.columns = classification_columns(preprocess.channels, preprocess.size)
+        num_labels = len(dataset.class_names) if is_multilabel(dataset) else None
+        self.columns = classification_columns(preprocess.channels, preprocess.size, num_labels)
 
     def params(self, seed: int, positions: I64) -> NamedArrays:
         return {} if self._augment is None else host_params(self._augment, seed, positions)
@@ -143,7 +156,7 @@ class DecodePipeline:
             if is_filled is not None and is_filled[row]:
                 continue
             sample = read_sample(self._dataset, index)
-            rows["targets"][row] = sample.target
+            sample.fill_target(rows["targets"][row, ...])
             self.transform(sample, select_rows(params, row), rows["images"][row])
 
     def _fill_from_files(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> npt.NDArray[np.bool_] | None:
@@ -174,7 +187,7 @@ def read_sample(dataset: Dataset, index: int) -> Sample:
     sample = dataset[index]
     record_stage("disk", began_s)
     num_classes = len(dataset.class_names)
-    if not 0 <= sample.target < num_classes:
+    if sample.labels is None and not 0 <= sample.target < num_classes:
         raise LabelError(
             f"label {sample.target} out of range",
             where=sample.name,

@@ -10,7 +10,7 @@ import csv
 import io
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -26,50 +26,81 @@ from reconv.data.storage.local import listing, read, size_bytes, unreadable
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
+COLUMNS = ("file", "label", "split")
 _HEADER_BYTES = 4096
 _VAL_EVERY = 5
-_COLUMNS = ("file", "label", "split")
 
 I32 = npt.NDArray[np.int32]
-Row = tuple[int, str, str, Split]  # line, file, label, split
+Row = tuple[int, dict[str, str], Split]  # line, cells by column, split
+AddRow = Callable[[Path, int, dict[str, str], Split], None]  # table, line, cells by column, split
 
 
 def find_tables(folder: Path) -> list[str]:
-    """Names of the CSV files that have the columns `file` and `label`."""
+    """Names of the CSV files with the columns `file` and `label`, or `file` and a column of 0 and 1 per class."""
     names = [name for name in listing(folder)[0] if name.lower().endswith(".csv")]
-    return [name for name in names if {"file", "label"} <= set(_read_header(folder / name))]
+    return [name for name in names if _is_table(*_first_lines(folder / name))]
 
 
 _DEFAULTS = DataConfig()
 
 
-class CSVDataset(FileBacked):
-    """One split of a table; the index takes 12 bytes per sample plus the file name."""
+class CSVFiles(FileBacked):
+    """The files of one split of a table; what the other columns mean is up to `add_row`."""
 
     kind = "csv"
+    is_multilabel = False
+    class_names: tuple[str, ...]
 
-    def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
+    def __init__(self, root: Path, split: Split, why: str, data: DataConfig, add_row: AddRow) -> None:
         self._root = root
         self._table = _only_table(root)
         text = read(self._table).decode("utf-8-sig", "surrogateescape")
-        has_split = _check_header(self._table, next(csv.reader(io.StringIO(text)), []))
-        rows, note = _split_rows(self._table, text, has_split, ValidationSplit.of(data))
-        labels = _Labels(split)
-        self._names = FileList(_files(self._table, rows, split, labels))
-        self.class_names, self.targets = labels.finish(self._table)
+        self._header = [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
+        _check_header(self._table, self._header)
+        rows, note = _split_rows(
+            self._table, text, "split" in self._header, ValidationSplit.of(data), not self.is_multilabel
+        )
+        self._names = FileList(_files(self._table, rows, split, add_row))
         self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self._names)
+
+    def path(self, index: int) -> str:
+        """The path of a sample's file."""
+        return os.path.join(self._root, self._names[index])
+
+    def encoded_paths(self, indices: I64) -> list[bytes]:
+        """The paths as bytes."""
+        return [os.fsencode(self.path(int(index))) for index in indices]
+
+    def target_digest_content(self) -> npt.NDArray[np.integer]:
+        """The targets as an array, for a digest."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """A digest of all names and targets, and of the sizes of up to 4096 files."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_files(self.class_names, self._names, self.target_digest_content(), self.path)
+
+
+class CSVDataset(CSVFiles):
+    """One split of a table with one class per row; the index takes 12 bytes per sample plus the file name."""
+
+    def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
+        labels = _Labels(split)
+        super().__init__(root, split, why, data, labels.add)
+        self.class_names, self.targets = labels.finish(self._table)
+        if any(";" in name or "|" in name for name in self.class_names):
+            self.origin += "; labels with ; or | are one class each: for several per image --set task=multilabel"
 
     @property
     def index_bytes(self) -> int:
         """Memory held by the index."""
         return self._names.num_bytes + self.targets.nbytes
-
-    def path(self, index: int) -> str:
-        """The path of a sample's file."""
-        return os.path.join(self._root, self._names[index])
 
     def __getitem__(self, index: int) -> Sample:
         """The encoded image and its class."""
@@ -78,21 +109,25 @@ class CSVDataset(FileBacked):
 
     def files(self, indices: I64) -> SampleFiles:
         """The paths as bytes, and the classes."""
-        return [os.fsencode(self.path(int(index))) for index in indices], self.targets[indices]
+        return self.encoded_paths(indices), self.targets[indices]
 
-    def fingerprint(self) -> str:
-        """A digest of all names and targets, and of the sizes of up to 4096 files."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest_files(self.class_names, self._names, self.targets, self.path)
+    def target_digest_content(self) -> npt.NDArray[np.integer]:
+        return self.targets
 
 
-def _read_header(path: Path) -> list[str]:
-    """The cells of a file's first line."""
+def _first_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The cells of a file's first two lines."""
     start = read(path, 0, min(_HEADER_BYTES, size_bytes(path))).decode("utf-8-sig", "replace")
-    return [cell.strip() for cell in next(csv.reader(start.splitlines()[:1]), [])]
+    lines = [*csv.reader(start.splitlines()[:2]), [], []]
+    header, first = ([cell.strip() for cell in line] for line in lines[:2])
+    return header, first
+
+
+def _is_table(header: Sequence[str], first: Sequence[str]) -> bool:
+    if "file" not in header or "label" in header:
+        return "file" in header
+    marks = [cell for name, cell in zip(header, first, strict=False) if name not in COLUMNS]
+    return len(header) == len(first) and len(marks) > 0 and set(marks) <= {"0", "1"}
 
 
 def _only_table(root: Path) -> Path:
@@ -109,15 +144,12 @@ def _only_table(root: Path) -> Path:
     return root / names[0]
 
 
-def _check_header(path: Path, cells: Sequence[str]) -> bool:
-    """Refuse repeated columns; returns whether there is a column split."""
-    cells = [cell.strip() for cell in cells]
-    repeated = sorted({cell for cell in cells if cell in _COLUMNS and cells.count(cell) > 1})
+def _check_header(path: Path, cells: Sequence[str]) -> None:
+    """Refuse repeated columns; only those that are read matter."""
+    read_ones = COLUMNS if "label" in cells else cells
+    repeated = sorted({cell for cell in cells if cell in read_ones and cells.count(cell) > 1})
     if repeated:
-        raise _row_error(
-            path, 1, f"column {', '.join(repeated)} more than once in the header", "the table is ambiguous"
-        )
-    return "split" in cells
+        raise row_error(path, 1, f"column {', '.join(repeated)} more than once in the header", "the table is ambiguous")
 
 
 def _rows(path: Path, text: str) -> Iterator[Row]:
@@ -129,29 +161,34 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             if not cells:
                 continue
             if len(cells) != len(header):
-                raise _row_error(path, reader.line_num, f"row has {len(cells)} cells instead of {len(header)}")
+                raise row_error(path, reader.line_num, f"row has {len(cells)} cells instead of {len(header)}")
             row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
-            if not row["file"] or not row["label"]:
-                raise _row_error(path, reader.line_num, "row has no file or no label")
-            yield reader.line_num, row["file"], row["label"], _split(path, reader.line_num, row)
+            if not row["file"]:
+                raise row_error(path, reader.line_num, "row has no file")
+            yield reader.line_num, row, _split(path, reader.line_num, row)
     except csv.Error as error:
-        raise _row_error(path, reader.line_num, f"not valid CSV: {error}") from error
+        raise row_error(path, reader.line_num, f"not valid CSV: {error}") from error
 
 
-def _split_rows(path: Path, text: str, has_split: bool, rule: ValidationSplit) -> tuple[Iterable[Row], str]:
+def _split_rows(
+    path: Path, text: str, has_split: bool, rule: ValidationSplit, by_class: bool
+) -> tuple[Iterable[Row], str]:
     """The rows with their splits, and how they were split; nothing if the table says it itself."""
-    if has_split and {row[3] for row in _rows(path, text)} != {"train"}:
+    if has_split and {of for _, _, of in _rows(path, text)} != {"train"}:
         return _rows(path, text), ""
     if not has_split and rule == ValidationSplit.of(_DEFAULTS):
         note = f"no column split: every {_VAL_EVERY}th row is for validation"
         numbered = enumerate(_rows(path, text))
-        return ((*row[:3], "train" if number % _VAL_EVERY else "val") for number, row in numbered), note
+        return ((line, row, "train" if number % _VAL_EVERY else "val") for number, (line, row, _) in numbered), note
     rows = list(_rows(path, text))
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(row[2] for row in rows))}
-    targets = np.array([numbers[row[2]] for row in rows], np.int64)
-    held_out, note = rule.select("val", (row[1] for row in rows), targets, str(path))
+    targets = None
+    if by_class:
+        labels = [row.get("label", "") for _, row, _ in rows]
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        targets = np.array([numbers[label] for label in labels], np.int64)
+    held_out, note = rule.select("val", (row["file"] for _, row, _ in rows), targets, str(path))
     pairs = zip(rows, held_out.tolist(), strict=True)
-    return ((*row[:3], "val" if is_held_out else "train") for row, is_held_out in pairs), note
+    return ((line, row, "val" if is_held_out else "train") for (line, row, _), is_held_out in pairs), note
 
 
 def _split(path: Path, line: int, row: dict[str, str]) -> Split:
@@ -161,7 +198,7 @@ def _split(path: Path, line: int, row: dict[str, str]) -> Split:
     for split, names in SPLIT_FOLDERS.items():
         if row["split"] in names:
             return split
-    raise _row_error(
+    raise row_error(
         path, line, f"unknown split {row['split']!r}", "a split is train, val (or validation, valid) or test"
     )
 
@@ -176,12 +213,18 @@ class _Labels:
         self._in_train: set[str] = set()
         self._row_labels = array("i")
 
-    @property
-    def has_rows(self) -> bool:
-        return bool(self._row_labels)
-
-    def add(self, line: int, label: str, of: Split) -> None:
+    def add(self, path: Path, line: int, row: dict[str, str], of: Split) -> None:
         """Add the label of a row in split `of`."""
+        if "label" not in row:
+            raise DataError(
+                "this table has a column per class, so that an image may have several",
+                where=str(path),
+                why="there is no column label, and the recipe's task is classification",
+                then="--set task=multilabel; or replace the columns by one, label",
+            )
+        label = row["label"]
+        if not label:
+            raise row_error(path, line, "row has no label", "only with task: multilabel may an image have no label")
         if of == "train":
             self._in_train.add(label)
         if of == self._split:
@@ -191,11 +234,11 @@ class _Labels:
     def finish(self, path: Path) -> tuple[tuple[str, ...], I32]:
         """The class names of training, and the class index of every row of this split."""
         is_alone = self._split != "train" and not self._in_train  # a validation set has its own classes then
-        names = _sorted_classes(set(self._first_line) if is_alone else self._in_train, path)
+        names = sorted_classes(set(self._first_line) if is_alone else self._in_train, path)
         classes = {name: number for number, name in enumerate(names)}
         for label, line in self._first_line.items():
             if label not in classes:
-                raise _row_error(
+                raise row_error(
                     path,
                     line,
                     f"label {label!r} occurs in no training row",
@@ -205,33 +248,36 @@ class _Labels:
         return names, class_of_label[np.array(self._row_labels, np.int32)]
 
 
-def _sorted_classes(labels: set[str], path: Path) -> tuple[str, ...]:
+def sorted_classes(labels: set[str], path: Path) -> tuple[str, ...]:
     if not labels:
-        raise _row_error(path, 1, "no training rows", "every row is for validation, or the table is empty")
+        raise row_error(path, 1, "no training rows", "every row is for validation, or the table is empty")
     if all(label.isascii() and label.isdigit() for label in labels):
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
 
 
-def _files(path: Path, rows: Iterable[Row], split: Split, labels: _Labels) -> Iterator[str]:
+def _files(path: Path, rows: Iterable[Row], split: Split, add_row: AddRow) -> Iterator[str]:
     """The files of one split; those of all must exist. Lists each folder once instead of checking every file."""
     listings: dict[str, frozenset[str]] = {}
     missing: list[DataError] = []
-    for line, file, label, of in rows:
-        labels.add(line, label, of)
+    has_rows = False
+    for line, row, of in rows:
+        add_row(path, line, row, of)
+        has_rows = has_rows or of == split
+        file = row["file"]
         folder, name = os.path.split(os.path.join(path.parent, file))
         if folder not in listings:
             listings[folder] = _names_in(folder)
         if name not in listings[folder]:
             missing.append(
-                _row_error(path, line, f"missing file: {file}", f"{os.path.join(folder, name)} does not exist")
+                row_error(path, line, f"missing file: {file}", f"{os.path.join(folder, name)} does not exist")
             )
         elif of == split:
             yield file
     if missing:
         raise GroupedDataError(missing)
-    if split == "test" and not labels.has_rows:
-        raise _row_error(path, 1, "no test rows", "no row has test in the column split")
+    if split == "test" and not has_rows:
+        raise row_error(path, 1, "no test rows", "no row has test in the column split")
 
 
 def _names_in(folder: str) -> frozenset[str]:
@@ -243,7 +289,7 @@ def _names_in(folder: str) -> frozenset[str]:
         raise unreadable(folder, error) from error
 
 
-def _row_error(path: Path, line: int, what: str, why: str = "") -> DataError:
+def row_error(path: Path, line: int, what: str, why: str = "") -> DataError:
     return DataError(
         what, where=f"{path}, line {line}", why=why or "the table is damaged", then="correct or remove the line"
     )

@@ -13,6 +13,7 @@ from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset, Rel
 from reconv.data.dataset import BACKGROUND, I64, Dataset, Relabeled, Split, Subset, WithBackground, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
+from reconv.data.readers.csv_multilabel import MultilabelCSVDataset, wrong_data
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.custom import open_custom
 from reconv.data.readers.detect import DetectedDataset, detect
@@ -28,7 +29,13 @@ from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.shard_dataset import ShardDataset
-from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, SyntheticDataset, SyntheticDeviceDataset
+from reconv.data.readers.synthetic import (
+    NUM_CLASSES,
+    NUM_SAMPLES,
+    MultilabelSyntheticDataset,
+    SyntheticDataset,
+    SyntheticDeviceDataset,
+)
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.errors import DataError
@@ -58,9 +65,14 @@ _BOX_OPENERS: Mapping[str, Callable[[Path, Split, DataConfig, str], DetectionDat
 }
 
 
-def open_dataset(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool = False) -> Dataset:
-    """One split of a dataset; `auto` detects the kind of data at `path`, `boxes` asks for detection data."""
-    dataset = _open(kind, path, split, data, boxes)
+def open_dataset(
+    kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool = False, multilabel: bool = False
+) -> Dataset:
+    """One split of a dataset; `auto` detects the kind of data at `path`.
+
+    `boxes` asks for detection data, `multilabel` for images with several labels.
+    """
+    dataset = _open_multilabel(kind, path, split, data) if multilabel else _open(kind, path, split, data, boxes)
     if data.background_class:
         dataset = with_background(dataset)
     return dataset if split != "train" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)
@@ -91,6 +103,21 @@ def relabel(dataset: Dataset, class_names: tuple[str, ...], numbers: Sequence[in
     if isinstance(dataset, DetectionDataset):
         return RelabeledDetection(dataset, class_names, numbers)
     return Relabeled(dataset, class_names, numbers)
+
+
+def _open_multilabel(kind: str, path: Path | None, split: Split, data: DataConfig) -> Dataset:
+    if kind in ("synthetic", "synthetic-device"):
+        synthetic = _open_synthetic(kind, split, data, boxes=False)
+        assert isinstance(synthetic, SyntheticDataset)
+        return MultilabelSyntheticDataset(synthetic)
+    if path is None or kind in NEED_NO_PATH:
+        if kind in NEED_NO_PATH:
+            raise wrong_data(kind, None)
+        return _open(kind, path, split, data, boxes=False)  # raises the error of a missing path
+    detected = detect(path, kind)
+    if detected.kind != "csv":
+        raise wrong_data(detected.kind, detected.path)
+    return MultilabelCSVDataset(detected.path, split, detected.why, data)
 
 
 def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool) -> Dataset:

@@ -130,7 +130,7 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
         if kind != TAR.kind or not inner:
             yield DetectedDataset(kind, folder, why)
     if tables:
-        yield DetectedDataset("csv", folder, f"{tables[0]} has the columns file and label")
+        yield DetectedDataset("csv", folder, f"{tables[0]} has the columns file and label, or file and one per class")
     if train is not None and (inner or not (shards or tables)):
         yield DetectedDataset("folder", folder, "it has train/")
 

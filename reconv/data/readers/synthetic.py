@@ -6,6 +6,8 @@ smoke test has something to learn.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from reconv.data.dataset import I64, U8, Sample, Split
@@ -62,6 +64,29 @@ class SyntheticDeviceDataset(SyntheticDataset):
     """The same images, but the training loader repeats one batch that stays on the device."""
 
     kind = "synthetic-device"
+
+
+class MultilabelSyntheticDataset:
+    """The same images with two labels each: the class of the pattern, and the one half of the classes further."""
+
+    is_multilabel = True
+
+    def __init__(self, dataset: SyntheticDataset) -> None:
+        self._dataset = dataset
+        self.kind = dataset.kind
+        self.class_names = dataset.class_names
+        self.origin = f"{dataset.origin}, two labels each"
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self._dataset[index]
+        num_classes = len(self.class_names)
+        return replace(sample, target=-1, labels=(sample.target, (sample.target + num_classes // 2) % num_classes))
+
+    def fingerprint(self) -> str:
+        return f"{self._dataset.fingerprint()}/multilabel"
 
 
 def class_pattern(target: int, height: int, width: int, channels: int) -> U8:

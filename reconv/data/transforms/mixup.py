@@ -127,7 +127,8 @@ def apply_mix(
     """Mixed images, and soft targets [n, num_classes] with the exact shares of the pixels."""
     num_images, size = images.shape[0], images.shape[-1]
     rows = torch.arange(num_images, device=images.device)
-    soft = torch.nn.functional.one_hot(targets, num_classes).to(images.dtype)
+    hot = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, num_classes)
+    soft = hot.to(images.dtype)
     if augment.mixup.enabled:
         partners = rows + params[MIXUP_OFFSETS]
         weights = params[MIXUP_WEIGHTS].to(images.dtype)

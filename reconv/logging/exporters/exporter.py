@@ -54,7 +54,8 @@ class ExportedRun:
         """The metric of the recipe's result."""
         if self.recipe.task == "detection":
             return self.recipe.detection.metric
-        default = self.recipe.evaluate.best_metric or "top1"
+        usual = "map" if self.recipe.task == "multilabel" else "top1"
+        default = self.recipe.evaluate.best_metric or usual
         return self.recipe.expect.metric if self.recipe.expect is not None else default
 
     def kept(self) -> list[Event]:

@@ -31,7 +31,8 @@ class Datasets:
 def open_split(recipe: Recipe, path: Path | None, split: Split) -> Dataset:
     """One split of the dataset at a path."""
     is_detection = recipe.task == "detection"
-    dataset = open_dataset(recipe.data.source, path, split, recipe.data, boxes=is_detection)
+    multilabel = recipe.task == "multilabel"
+    dataset = open_dataset(recipe.data.source, path, split, recipe.data, boxes=is_detection, multilabel=multilabel)
     return as_detection_dataset(dataset) if is_detection else dataset
 
 

@@ -26,10 +26,11 @@ from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.custom_loss import CustomLoss, build_custom_loss
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 from reconv.tasks.distillation import Teacher
+from reconv.tasks.multilabel import MultilabelTask
 from reconv.trainer.build.datasets import as_detection_dataset
 from reconv.trainer.build.network import compile_for, detector_spec, uses_compile
 
-AnyTask = ClassificationTask | DetectionTask
+AnyTask = ClassificationTask | MultilabelTask | DetectionTask
 
 
 def build_task(
@@ -45,14 +46,18 @@ def build_task(
         return build_detection(recipe, dataset, device)
     loss = recipe.loss
     weights = None if class_weights is None else torch.tensor(class_weights, device=device.torch)
-    uses_bce = loss.name == "bce"
+    bce = BinaryCrossEntropy(loss.bce_target_threshold, loss.bce_sum, weights) if uses_bce(recipe) else None
+    if recipe.task == "multilabel":
+        assert bce is not None
+        metric = recipe.evaluate.best_metric or "map"
+        return MultilabelTask(len(dataset.class_names), loss.label_smoothing, custom_loss or bce, metric)
     return ClassificationTask(
         len(dataset.class_names),
         loss.label_smoothing,
         loss.smooth_over,
         teacher=teacher,
-        class_weights=None if uses_bce else weights,
-        bce=BinaryCrossEntropy(loss.bce_target_threshold, loss.bce_sum, weights) if uses_bce else None,
+        class_weights=weights if bce is None else None,
+        bce=bce,
         mixes_targets=recipe.augment.mixes,
         metric=recipe.evaluate.best_metric or "top1",
         custom_metrics=recipe.metrics,
@@ -66,13 +71,18 @@ def build_loss(recipe: Recipe, device: Device) -> CustomLoss | None:
     return build_custom_loss(loss.name, loss.options, device.torch) if names_code(loss.name) else None
 
 
+def uses_bce(recipe: Recipe) -> bool:
+    """Whether the loss is the binary cross-entropy, unless the user gives another."""
+    return recipe.loss.name == "bce" or recipe.task == "multilabel"
+
+
 def training_class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...] | None:
     """The weight of each class of a training set; None if all classes count the same."""
     given = recipe.loss.class_weights
     if given == "none":
         return None
     if given == "balanced":
-        weights = balanced_pos_weights if recipe.loss.name == "bce" else balanced_class_weights
+        weights = balanced_pos_weights if uses_bce(recipe) else balanced_class_weights
         return weights(all_targets(dataset), len(dataset.class_names))
     check_class_weights(recipe, dataset)
     return given

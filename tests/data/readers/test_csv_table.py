@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, str]] = {
     "too few cells": (("file,label,split", "1.png,a,train", "3.png,a"), "2 cells instead of 3", "line 3"),
     "too many cells": (("file,label", "1.png,a,train"), "3 cells instead of 2", "line 2"),
     "an unknown split": (("file,label,split", "1.png,a,train", "3.png,a,dev"), "split 'dev'", "line 3"),
-    "no label": (("file,label,split", "1.png,,train"), "row has no file or no label", "line 2"),
+    "no label": (("file,label,split", "1.png,,train"), "row has no (file|label)", "line 2"),
     "no training rows": (("file,label,split", "1.png,a,val"), "no training rows", "line 1"),
     "no rows": (("file,label,split",), "no training rows", "line 1"),
     "a class of validation alone": (("file,label,split", "1.png,a,train", "3.png,b,val"), "label 'b'", "line 3"),

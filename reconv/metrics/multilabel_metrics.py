@@ -1,0 +1,136 @@
+"""Mean average precision, F1 and loss of a multi-label classifier on a validation set, and its worst mistakes.
+
+All scores are kept and sorted by sample, so the result does not depend on how the set was split over batches and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+
+THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
+
+F64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class MultilabelMistake:
+    """A validation image with wrong or missing labels."""
+
+    index: int
+    labels: tuple[int, ...]
+    predicted: tuple[int, ...]
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class MultilabelState:
+    """The scores of one rank, to be merged with those of others."""
+
+    indices: npt.NDArray[np.int64]  # [n]
+    logits: F64  # [n, classes]
+    present: Bool  # [n, classes]
+
+
+class MultilabelMetrics:
+    """Collects logits and targets on the device; `compute` reads them once."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # indices, logits and targets of each batch
+        self._merged: MultilabelState | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(indices) for indices, _, _ in self._parts) if self._merged is None else len(self._merged.indices)
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Add logits [n, classes] for a batch with multi-hot `targets` and `indices`."""
+        logits: Tensor = outputs if outputs.dtype == torch.float64 else outputs.float()
+        self._parts.append((batch["indices"], logits.detach().clone(), batch["targets"] > 0))
+
+    def state(self) -> MultilabelState:
+        if self._merged is not None:
+            return self._merged
+        if not self._parts:
+            empty = np.zeros((0, self._num_classes))
+            return MultilabelState(np.zeros(0, np.int64), empty, empty > 0)
+        indices, logits, present = (torch.cat(column).cpu() for column in zip(*self._parts, strict=True))
+        return MultilabelState(indices.numpy().astype(np.int64), logits.double().numpy(), present.numpy())
+
+    def merge(self, states: Sequence[MultilabelState]) -> None:
+        """Replace what was accumulated by the states of all ranks, this one included."""
+        indices = np.concatenate([state.indices for state in states])
+        order = np.argsort(indices, kind="stable")
+        logits = np.concatenate([state.logits for state in states])[order]
+        present = np.concatenate([state.present for state in states])[order]
+        self._merged = MultilabelState(indices[order], logits, present)
+
+    def compute(self) -> dict[str, float]:
+        """`map` and `macro_f1` are means over the classes that occur; F1 is at a score of 0.5."""
+        self.merge([self.state()])
+        state = self.state()
+        if len(state.indices) == 0:
+            return {"map": 0.0, "micro_f1": 0.0, "macro_f1": 0.0, "loss": 0.0}
+        predicted, occurs = state.logits > 0, state.present.any(axis=0)
+        right = (predicted & state.present).sum(axis=0)
+        too_many, missed = (predicted & ~state.present).sum(axis=0), (~predicted & state.present).sum(axis=0)
+        precisions = [average_precision(state.logits[:, c], state.present[:, c]) for c in np.flatnonzero(occurs)]
+        by_class = [f1(right[c], too_many[c], missed[c]) for c in np.flatnonzero(occurs)]
+        return {
+            "map": _mean(precisions),
+            "micro_f1": f1(right.sum(), too_many.sum(), missed.sum()),
+            "macro_f1": _mean(by_class),
+            "loss": float(_losses(state).mean()),
+        }
+
+    def mistakes(self, count: int) -> list[MultilabelMistake]:
+        """The images with the highest loss among those with a wrong or missing label, worst first."""
+        state = self.state()
+        predicted, losses = state.logits > 0, _losses(state)
+        wrong = np.flatnonzero((predicted != state.present).any(axis=1))
+        worst = wrong[np.argsort(-losses[wrong], kind="stable")][:count]
+        return [
+            MultilabelMistake(
+                int(state.indices[row]),
+                tuple(np.flatnonzero(state.present[row]).tolist()),
+                tuple(np.flatnonzero(predicted[row]).tolist()),
+                float(losses[row]),
+            )
+            for row in worst
+        ]
+
+
+def average_precision(scores: F64, present: Bool) -> float:
+    """The sum over thresholds of precision x gain in recall, as in scikit-learn; equal scores are one threshold."""
+    order = np.argsort(-scores, kind="stable")
+    sorted_scores = scores[order]
+    ends = np.append(np.flatnonzero(np.diff(sorted_scores)), len(scores) - 1)
+    found = np.cumsum(present[order])[ends]
+    gains = np.diff(found, prepend=0) / max(1, int(found[-1]))
+    return float((gains * found / (ends + 1)).sum())
+
+
+def f1(true_positives: float, false_positives: float, false_negatives: float) -> float:
+    """2 TP / (2 TP + FP + FN); 0 where there is nothing to find and nothing found."""
+    total = 2 * true_positives + false_positives + false_negatives
+    return float(2 * true_positives / total) if total else 0.0
+
+
+def _losses(state: MultilabelState) -> F64:
+    """The binary cross-entropy of each sample, averaged over classes."""
+    losses: F64 = (np.logaddexp(0, state.logits) - state.logits * state.present).mean(axis=1)
+    return losses
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
