@@ -8,7 +8,13 @@ from reconv.optim.ema import ModelEma
 from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import Optimizer
-from reconv.optim.optimizer_factory import build_clip_grad, build_optimizer, optimizer_groups
+from reconv.optim.optimizer_factory import (
+    build_clip_grad,
+    build_optimizer,
+    describe_rate_scales,
+    optimizer_groups,
+    rate_scales,
+)
 from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD
@@ -29,6 +35,8 @@ __all__ = [
     "build_clip_grad",
     "build_optimizer",
     "decay_groups",
+    "describe_rate_scales",
     "norm_biases",
     "optimizer_groups",
+    "rate_scales",
 ]

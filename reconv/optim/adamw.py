@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.optim.fused import fused_adamw
 from reconv.optim.optimizer import STEP, BaseOptimizer, ParamGroup, copy_if_ok, scaled
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.param_groups import DecayGroups, RateScale
 
 EXP_AVG = "exp_avg"
 EXP_AVG_SQ = "exp_avg_sq"
@@ -35,28 +35,33 @@ class AdamW(BaseOptimizer):
         epsilon: float,
         weight_decay: float,
         implementation: Literal["foreach", "fused"] = "foreach",
-        lr_scales: Mapping[str, float] | None = None,
+        rate_scales: Mapping[str, RateScale] | None = None,
     ) -> None:
-        super().__init__(groups, {EXP_AVG: 0.0, EXP_AVG_SQ: 0.0}, lr_scales, counts_steps=True)
+        super().__init__(
+            groups,
+            {EXP_AVG: 0.0, EXP_AVG_SQ: 0.0},
+            weight_decay=weight_decay,
+            rate_scales=rate_scales,
+            counts_steps=True,
+        )
         self._betas = betas
         self._epsilon = epsilon
-        self._weight_decay = weight_decay
         self._implementation = implementation
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         update = self._update_fused if self._implementation == "fused" else self._update
         for group in self.param_groups():
-            update(group, lr * group.lr_scale, self._weight_decay if group.is_decayed else 0.0, ok)
+            update(group, group.scale_lr(lr), ok)
 
-    def _update(self, group: ParamGroup, lr: float | Tensor, weight_decay: float, ok: Tensor) -> None:
+    def _update(self, group: ParamGroup, lr: float | Tensor, ok: Tensor) -> None:
         moments = adam_moments(group, self._betas)
         updates = scaled(moments.directions(self._epsilon), lr)
-        params = scaled(group.params, 1 - lr * weight_decay) if weight_decay else group.params
+        params = scaled(group.params, 1 - lr * group.weight_decay) if group.weight_decay else group.params
         copy_if_ok(torch._foreach_sub(params, updates), group.params, ok)
         moments.store(group, ok)
 
-    def _update_fused(self, group: ParamGroup, lr: float | Tensor, weight_decay: float, ok: Tensor) -> None:
+    def _update_fused(self, group: ParamGroup, lr: float | Tensor, ok: Tensor) -> None:
         state = group.state_tensors
         fused_adamw(
             group.params,
@@ -65,7 +70,7 @@ class AdamW(BaseOptimizer):
             state[EXP_AVG_SQ],
             state[STEP],
             lr,
-            weight_decay,
+            group.weight_decay,
             ok,
             betas=self._betas,
             epsilon=self._epsilon,

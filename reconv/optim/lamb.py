@@ -13,7 +13,7 @@ from torch import Tensor
 from reconv.optim.adamw import EXP_AVG, EXP_AVG_SQ, adam_moments
 from reconv.optim.lars import layer_norms
 from reconv.optim.optimizer import BaseOptimizer, copy_if_ok, scaled
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.param_groups import DecayGroups, RateScale
 
 
 class LAMB(BaseOptimizer):
@@ -30,23 +30,28 @@ class LAMB(BaseOptimizer):
         betas: tuple[float, float],
         epsilon: float,
         weight_decay: float,
-        lr_scales: Mapping[str, float] | None = None,
+        rate_scales: Mapping[str, RateScale] | None = None,
     ) -> None:
-        super().__init__(groups, {EXP_AVG: 0.0, EXP_AVG_SQ: 0.0}, lr_scales, counts_steps=True)
+        super().__init__(
+            groups,
+            {EXP_AVG: 0.0, EXP_AVG_SQ: 0.0},
+            weight_decay=weight_decay,
+            rate_scales=rate_scales,
+            counts_steps=True,
+        )
         self._betas = betas
         self._epsilon = epsilon
-        self._weight_decay = weight_decay
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         for group in self.param_groups():
             moments = adam_moments(group, self._betas)
             updates = moments.directions(self._epsilon)
-            if group.is_decayed and self._weight_decay:
-                torch._foreach_add_(updates, group.params, alpha=self._weight_decay)
+            if group.weight_decay:
+                torch._foreach_add_(updates, group.params, alpha=group.weight_decay)
                 ratios = _trust_ratios(layer_norms(group.params), layer_norms(updates))
                 torch._foreach_mul_(updates, list(ratios.to(updates[0].dtype).unbind()))
-            updates = scaled(updates, lr * group.lr_scale)
+            updates = scaled(updates, group.scale_lr(lr))
             copy_if_ok(torch._foreach_sub(group.params, updates), group.params, ok)
             moments.store(group, ok)
 

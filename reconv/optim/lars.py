@@ -5,11 +5,13 @@ As in the TensorFlow reference, the learning rate is applied to the gradient bef
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from reconv.optim.optimizer import BaseOptimizer, scaled
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.optimizer import BaseOptimizer, ParamGroup, scaled
+from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.sgd import MOMENTUM, Implementation, sgd_update
 
 
@@ -30,11 +32,13 @@ class LARS(BaseOptimizer):
         trust_coefficient: float,
         epsilon: float,
         implementation: Implementation = "foreach",
+        rate_scales: Mapping[str, RateScale] | None = None,
     ) -> None:
-        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {})
+        super().__init__(
+            groups, {MOMENTUM: 0.0} if momentum else {}, weight_decay=weight_decay, rate_scales=rate_scales
+        )
         self._momentum = momentum
         self._nesterov = nesterov
-        self._weight_decay = weight_decay
         self._trust_coefficient = trust_coefficient
         self._epsilon = epsilon
         self._implementation = implementation
@@ -42,7 +46,8 @@ class LARS(BaseOptimizer):
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         for group in self.param_groups():
-            grads = self._adapted(group.params, group.grads, lr) if group.is_decayed else scaled(group.grads, lr)
+            group_lr = group.scale_lr(lr)
+            grads = self._adapted(group, group_lr) if group.is_decayed else scaled(group.grads, group_lr)
             # The gradients contain the learning rate and the decay already.
             sgd_update(
                 group.params,
@@ -56,13 +61,14 @@ class LARS(BaseOptimizer):
                 implementation=self._implementation,
             )
 
-    def _adapted(self, params: list[Tensor], grads: list[Tensor], lr: float | Tensor) -> list[Tensor]:
+    def _adapted(self, group: ParamGroup, lr: float | Tensor) -> list[Tensor]:
         """Gradients plus decay, times lr and the trust ratio of their layer."""
+        params, grads, weight_decay = group.params, group.grads, group.weight_decay
         weight_norms, grad_norms = layer_norms(params), layer_norms(grads)
         ratios = self._trust_coefficient * weight_norms
-        ratios = ratios / (grad_norms + self._weight_decay * weight_norms + self._epsilon)
+        ratios = ratios / (grad_norms + weight_decay * weight_norms + self._epsilon)
         layer_lrs = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
-        decayed = torch._foreach_add(grads, params, alpha=self._weight_decay)
+        decayed = torch._foreach_add(grads, params, alpha=weight_decay)
         return list(torch._foreach_mul(decayed, list(layer_lrs.to(params[0].dtype).unbind())))
 
 

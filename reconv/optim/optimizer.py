@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from reconv.errors import CheckpointError
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.param_groups import DecayGroups, RateScale
 
 STEP = "step"
+_UNSCALED = RateScale()
 _OFFLOAD_CHUNK_BYTES = 64 << 20  # of one kind of state, on the device at a time
 
 
@@ -39,7 +40,12 @@ class ParamGroup:
     grads: list[Tensor]
     state_tensors: dict[str, list[Tensor]]  # by kind: momentum, mean square
     is_decayed: bool
-    lr_scale: float = 1.0
+    weight_decay: float  # 0 if not decayed
+    lr_scale: float
+
+    def scale_lr(self, lr: float | Tensor) -> float | Tensor:
+        """The learning rate of this group."""
+        return lr if self.lr_scale == 1 else lr * self.lr_scale
 
 
 class BaseOptimizer:
@@ -54,12 +60,14 @@ class BaseOptimizer:
         self,
         groups: DecayGroups,
         initial: Mapping[str, float],
-        lr_scales: Mapping[str, float] | None = None,
         *,
+        weight_decay: float,
+        rate_scales: Mapping[str, RateScale] | None = None,
         counts_steps: bool = False,
     ) -> None:
-        """`initial` has the initial value of each kind of state; `lr_scales` multiply the rate of some parameters."""
-        self._lr_scales = lr_scales or {}
+        """`initial` has the initial value of each kind of state; `rate_scales` are of parameters with other rates."""
+        self._weight_decay = weight_decay
+        self._rate_scales = rate_scales or {}
         self._groups = [(groups.decay, True), (groups.no_decay, False)]
         self._state_tensors = {
             kind: {
@@ -102,19 +110,20 @@ class BaseOptimizer:
                 parameter.grad = None
 
     def param_groups(self) -> Iterator[ParamGroup]:
-        """The parameters that have gradients, by decay and learning-rate scale."""
+        """The parameters that have gradients, by weight decay and learning rate."""
         for parameters, is_decayed in self._groups:
-            by_scale: dict[float, list[str]] = {}
+            by_scale: dict[RateScale, list[str]] = {}
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
-                    by_scale.setdefault(self._lr_scales.get(name, 1.0), []).append(name)
-            for lr_scale, all_names in by_scale.items():
+                    by_scale.setdefault(self._rate_scales.get(name, _UNSCALED), []).append(name)
+            for scale, all_names in by_scale.items():
+                weight_decay = self._weight_decay / scale.decay_divisor if is_decayed else 0.0
                 for names in [all_names] if self._offloaded_from is None else _chunks(all_names, parameters):
                     params = [parameters[name] for name in names]
                     grads = [p.grad for p in params if p.grad is not None]
                     stored = {kind: [tensors[name] for name in names] for kind, tensors in self._state_tensors.items()}
                     on_device = {kind: [self._to_device(t) for t in tensors] for kind, tensors in stored.items()}
-                    yield ParamGroup(list(params), grads, on_device, is_decayed, lr_scale)
+                    yield ParamGroup(list(params), grads, on_device, is_decayed, weight_decay, scale.lr)
                     if self._offloaded_from is not None:
                         for kind, tensors in stored.items():
                             for host, updated in zip(tensors, on_device[kind], strict=True):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from reconv.models.frozen import head_parameters
+from reconv.models.layer_groups import layer_groups
 from reconv.optim.adamw import AdamW
 from reconv.optim.clip_grad import ClipGrad
 from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import BaseOptimizer
-from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
+from reconv.optim.param_groups import DecayGroups, RateScale, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD, Implementation
 from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding, float32_groups
@@ -66,6 +67,7 @@ def _build(
     alpha: float | None,
     sgd: str | SGDClass,
 ) -> BaseOptimizer:
+    scales = rate_scales(section, model)
     if section.name == "sgd":
         return SGD(
             groups,
@@ -73,7 +75,7 @@ def _build(
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
             implementation=_implementation(section.implementation, sgd),
-            lr_scales=_lr_scales(section, model),
+            rate_scales=scales,
         )
     if section.name == "lars":
         return LARS(
@@ -85,6 +87,7 @@ def _build(
             epsilon=section.effective_eps,
             # Its gradients are rescaled copies, and a vendor's optimizer would read those of the parameters.
             implementation=_implementation(section.implementation, sgd if isinstance(sgd, str) else "foreach"),
+            rate_scales=scales,
         )
     if section.name == "adamw":
         return AdamW(
@@ -93,9 +96,16 @@ def _build(
             epsilon=section.effective_eps,
             weight_decay=section.weight_decay,
             implementation="fused" if section.implementation != "foreach" and sgd == "fused" else "foreach",
+            rate_scales=scales,
         )
     if section.name == "lamb":
-        return LAMB(groups, betas=section.betas, epsilon=section.effective_eps, weight_decay=section.weight_decay)
+        return LAMB(
+            groups,
+            betas=section.betas,
+            epsilon=section.effective_eps,
+            weight_decay=section.weight_decay,
+            rate_scales=scales,
+        )
     return RMSprop(
         groups,
         form="tensorflow" if section.name == "rmsprop-tf" else "torch",
@@ -104,12 +114,33 @@ def _build(
         momentum=section.momentum,
         weight_decay=section.weight_decay,
         implementation="fused" if section.implementation == "auto" and _is_on_cuda(groups) else "foreach",
+        rate_scales=scales,
     )
 
 
-def _lr_scales(section: schema.OptimizerConfig, model: nn.Module) -> dict[str, float]:
-    scale = section.norm_bias_lr_scale
-    return {} if scale == 1 else dict.fromkeys(norm_biases(model), scale)
+def rate_scales(section: schema.OptimizerConfig, model: nn.Module) -> dict[str, RateScale]:
+    """The rates of the parameters relative to those of the recipe; empty if all are the same.
+
+    The learning rate of norm biases is scaled at a constant learning rate x weight decay. The other scales, as in timm,
+    leave the weight decay as it is.
+    """
+    if section.layer_decay == section.backbone_lr_scale == section.norm_bias_lr_scale == 1:
+        return {}
+    layers = reversed(layer_groups(model))
+    from_last = {name: number for number, names in enumerate(layers) for name in names}
+    head, biases = set(head_parameters(model)), set(norm_biases(model))
+    scales = {}
+    for name, _ in model.named_parameters():
+        bias_scale = section.norm_bias_lr_scale if name in biases else 1.0
+        lr = section.layer_decay ** from_last.get(name, 0) * (1.0 if name in head else section.backbone_lr_scale)
+        scales[name] = RateScale(lr * bias_scale, bias_scale)
+    return scales
+
+
+def describe_rate_scales(scales: Mapping[str, RateScale]) -> str:
+    """The range of the learning rates, as `learning rates: x 0.1 (conv1.weight) to x 1 (fc.weight)`."""
+    lowest, highest = min(scales, key=lambda name: scales[name].lr), max(scales, key=lambda name: scales[name].lr)
+    return f"learning rates: x {scales[lowest].lr:.3g} ({lowest}) to x {scales[highest].lr:.3g} ({highest})"
 
 
 def _is_on_cuda(groups: DecayGroups) -> bool:

@@ -32,6 +32,14 @@ class DecayGroups:
         return {**self.decay, **self.no_decay}
 
 
+@dataclass(frozen=True, slots=True)
+class RateScale:
+    """How the rates of a parameter differ from those of the optimizer."""
+
+    lr: float = 1.0
+    decay_divisor: float = 1.0  # of the weight decay
+
+
 def decay_groups(model: nn.Module, exclude: str) -> DecayGroups:
     """Split the trainable parameters by what weight decay excludes: none, norm-bias, norm or nvidia-by-name."""
     if exclude not in EXCLUDES:

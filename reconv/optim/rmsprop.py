@@ -6,7 +6,7 @@ applied before momentum, so a change of the learning rate takes effect later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reconv.optim.fused import fused_lerp, fused_sgd, match_strides
 from reconv.optim.optimizer import BaseOptimizer, ParamGroup, copy_if_ok, scaled
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.sgd import MOMENTUM, descended
 
 SQUARE = "square"
@@ -38,14 +38,14 @@ class RMSprop(BaseOptimizer):
         momentum: float,
         weight_decay: float,
         implementation: Literal["foreach", "fused"] = "foreach",
+        rate_scales: Mapping[str, RateScale] | None = None,
     ) -> None:
-        initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0}
-        super().__init__(groups, initial | ({MOMENTUM: 0.0} if momentum else {}))
+        initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0} | ({MOMENTUM: 0.0} if momentum else {})
+        super().__init__(groups, initial, weight_decay=weight_decay, rate_scales=rate_scales)
         self._form = form
         self._alpha = alpha
         self._epsilon = epsilon
         self._momentum = momentum
-        self._weight_decay = weight_decay
         self._implementation = implementation
 
     @torch.no_grad()
@@ -53,9 +53,9 @@ class RMSprop(BaseOptimizer):
         update = self._update_fused if self._implementation == "fused" else self._update
         for group in self.param_groups():
             grads = group.grads
-            if group.is_decayed and self._weight_decay:
-                grads = list(torch._foreach_add(grads, group.params, alpha=self._weight_decay))
-            update(group, grads, lr, ok)
+            if group.weight_decay:
+                grads = list(torch._foreach_add(grads, group.params, alpha=group.weight_decay))
+            update(group, grads, group.scale_lr(lr), ok)
 
     def _update(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
         squares = torch._foreach_mul(group.state_tensors[SQUARE], self._alpha)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reconv.optim.fused import fused_sgd
 from reconv.optim.optimizer import BaseOptimizer, copy_if_ok, scaled
-from reconv.optim.param_groups import DecayGroups
+from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.vendor_sgd import VendorSGD
 
 Implementation = Literal["foreach", "fused"] | VendorSGD
@@ -22,8 +22,7 @@ class SGD(BaseOptimizer):
 
     g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v with nesterov).
 
-    Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `lr_scales`
-    has a multiple of lr and the same effective decay as the others: lr * decay does not change.
+    Buffers start at zero, which gives torch's first step (v = g) without a special case.
     """
 
     def __init__(
@@ -34,12 +33,13 @@ class SGD(BaseOptimizer):
         nesterov: bool,
         weight_decay: float,
         implementation: Implementation = "foreach",
-        lr_scales: Mapping[str, float] | None = None,
+        rate_scales: Mapping[str, RateScale] | None = None,
     ) -> None:
-        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {}, lr_scales)
+        super().__init__(
+            groups, {MOMENTUM: 0.0} if momentum else {}, weight_decay=weight_decay, rate_scales=rate_scales
+        )
         self._momentum = momentum
         self._nesterov = nesterov
-        self._weight_decay = weight_decay
         self._implementation = implementation
 
     @torch.no_grad()
@@ -49,8 +49,8 @@ class SGD(BaseOptimizer):
                 group.params,
                 group.grads,
                 group.state_tensors.get(MOMENTUM, []),
-                lr * group.lr_scale,
-                self._weight_decay / group.lr_scale if group.is_decayed else 0.0,
+                group.scale_lr(lr),
+                group.weight_decay,
                 ok,
                 momentum=self._momentum,
                 nesterov=self._nesterov,

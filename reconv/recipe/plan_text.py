@@ -25,6 +25,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_freezing(recipe, plan),
         *_optimizer(recipe, plan),
         *_clip_grad(recipe),
+        *_rate_scales(recipe),
         *_memory(recipe, plan),
         *_pipeline(recipe, plan),
         *_ending(recipe, plan),
@@ -258,6 +259,15 @@ def _clip_grad(recipe: Recipe) -> list[str]:
         "agc": f"norm of each unit at most {value:g} x the norm of its weights, except in the head (AGC)",
     }
     return [f"gradients clipped: {how[mode]}"]
+
+
+def _rate_scales(recipe: Recipe) -> list[str]:
+    optimizer, lines = recipe.optimizer, []
+    if optimizer.layer_decay != 1:
+        lines.append(f"learning rate x {optimizer.layer_decay:g} for each layer before the last (layer_decay)")
+    if optimizer.backbone_lr_scale != 1:
+        lines.append(f"learning rate x {optimizer.backbone_lr_scale:g} for all parameters but the head's")
+    return lines
 
 
 def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:

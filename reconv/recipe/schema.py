@@ -101,6 +101,10 @@ class OptimizerConfig(Section):
     """Gradient clipping: the largest norm or value, or AGC's factor; `auto` is off, and for lamb 1 (max_grad_norm)."""
     clip_mode: Literal["norm", "value", "agc"] = "norm"
     """Clip the norm of the whole gradient, each value, or adaptively each unit (AGC) by the norm of its weights."""
+    layer_decay: PositiveFraction = 1
+    """Layer-wise learning rate decay: each layer has this times the learning rate of the next; the last has it all."""
+    backbone_lr_scale: PositiveFloat = 1
+    """Factor of the learning rate of all parameters but the head's."""
     norm_bias_lr_scale: PositiveFloat = 1
     """SGD: factor of the learning rate of norm biases; their learning rate x weight decay stays the same."""
 

@@ -52,6 +52,8 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     optimizer = recipe.optimizer.name
     yield optimizer not in ("adamw", "lamb"), f"optimizer.name is {optimizer}", ("optimizer.momentum",)
     yield recipe.optimizer.clip_grad != "off", "optimizer.clip_grad is off", ("optimizer.clip_mode",)
+    rates = ("optimizer.layer_decay", "optimizer.backbone_lr_scale")
+    yield not recipe.model.freeze_backbone, "model.freeze_backbone is true", rates
     fast = recipe.parallel.reduce == "fast"
     yield fast, "parallel.reduce is ordered", ("parallel.bucket_cap_mb", "parallel.gradient_compression")
     is_pipeline = recipe.parallel.pipeline_stages > 1

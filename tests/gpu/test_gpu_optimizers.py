@@ -15,6 +15,7 @@ from reconv.recipe.schema import OptimizerConfig
 OPTIMIZERS = {
     "adamw": OptimizerConfig(name="adamw", weight_decay=0.05, weight_decay_exclude="norm-bias"),
     "adamw-foreach": OptimizerConfig(name="adamw", weight_decay=0.05, implementation="foreach"),
+    "adamw-rates": OptimizerConfig(name="adamw", layer_decay=0.7, backbone_lr_scale=0.1),
     "lamb": OptimizerConfig(name="lamb", weight_decay=0.02, weight_decay_exclude="norm-bias"),
     "lamb-agc": OptimizerConfig(name="lamb", weight_decay=0.02, clip_grad=0.01, clip_mode="agc"),
     "adamw-norm": OptimizerConfig(name="adamw", clip_grad=0.5),

@@ -46,6 +46,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop-tf"])
 def test_sharded_optimizer_saves_the_checkpoint_of_one_process(train: Train, kind: str) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
+    settings |= {"optimizer.layer_decay": "0.7", "optimizer.backbone_lr_scale": "0.3"}
     whole = train("whole", settings)
     folder = Path.cwd() / f"divided-{kind}"
     assert in_ranks(3, train_here, str(folder), {**settings, "memory.shard_optimizer": "true"}) == [0, 0, 0]

@@ -25,7 +25,12 @@ KINDS = {
         "optimizer.alpha_exponent": "-9",
         "schedule.lr": "0.01",
     },
-    "adamw": {"optimizer.name": "adamw", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
+    "adamw": {
+        "optimizer.name": "adamw",
+        "optimizer.nesterov": "false",
+        "optimizer.layer_decay": "0.7",
+        "schedule.lr": "0.01",
+    },
     "agc": {"optimizer.clip_grad": "0.01", "optimizer.clip_mode": "agc"},
     "lamb": {"optimizer.name": "lamb", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
 }

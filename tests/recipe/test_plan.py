@@ -466,6 +466,12 @@ def test_the_plan_prints_how_gradients_are_clipped(optimizer: dict[str, Any], ex
     assert [line for line in plan_of(optimizer=optimizer).lines if "clipped" in line] == expected
 
 
+def test_the_plan_prints_the_learning_rates_of_layers_and_backbone() -> None:
+    lines = plan_of(optimizer={"layer_decay": 0.7, "backbone_lr_scale": 0.1}).lines
+    assert "learning rate x 0.7 for each layer before the last (layer_decay)" in lines
+    assert "learning rate x 0.1 for all parameters but the head's" in lines
+
+
 def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
     average = {"checkpoint_average": {"last": "2ep"}, "save": {"every": "50step"}}
     plan = plan_of(76_800, batch={"size": 768}, length="4ep", **average)

@@ -36,6 +36,10 @@ def notices(**sections: Any) -> list[str]:
         ({"loss": {"smooth_over": "other-classes"}}, "loss.smooth_over (loss.label_smoothing is 0)"),
         ({"distill": {"temperature": 2}}, "distill.temperature (distill.teacher is null)"),
         ({"optimizer": {"clip_grad": "off", "clip_mode": "agc"}}, "optimizer.clip_mode (optimizer.clip_grad is off)"),
+        (
+            {"optimizer": {"layer_decay": 0.7}, "model": {"freeze_backbone": True, "init": "weights.safetensors"}},
+            "optimizer.layer_decay (model.freeze_backbone is true)",
+        ),
         ({"optimizer": {"name": "lamb", "momentum": 0.8}}, "optimizer.momentum (optimizer.name is lamb)"),
         ({"ema": {"warmup": False}}, "ema.warmup (ema.decay is 0)"),
         ({"checkpoint_average": {"mode": "exponential"}}, "checkpoint_average.mode (checkpoint_average.last is off)"),

@@ -49,7 +49,7 @@ OPTIMIZERS = {
     "rmsprop": schema.OptimizerConfig(name="rmsprop"),
     "rmsprop-tf": schema.OptimizerConfig(name="rmsprop-tf"),
     "adamw": schema.OptimizerConfig(name="adamw"),
-    "adamw-foreach": schema.OptimizerConfig(name="adamw", implementation="foreach"),
+    "adamw-foreach": schema.OptimizerConfig(name="adamw", implementation="foreach", layer_decay=0.7),
     "lamb": schema.OptimizerConfig(name="lamb", weight_decay=0.02),
     "clip-norm": schema.OptimizerConfig(clip_grad=0.5),
     "clip-value": schema.OptimizerConfig(clip_grad=0.01, clip_mode="value"),

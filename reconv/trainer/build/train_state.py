@@ -21,7 +21,16 @@ from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
 from reconv.models.frozen import FrozenBackbone
 from reconv.models.pipeline_split import split_stages
-from reconv.optim import ModelEma, Optimizer, Rounding, build_clip_grad, build_optimizer, optimizer_groups
+from reconv.optim import (
+    ModelEma,
+    Optimizer,
+    Rounding,
+    build_clip_grad,
+    build_optimizer,
+    describe_rate_scales,
+    optimizer_groups,
+    rate_scales,
+)
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import describe_dropped_boxes
 from reconv.trainer.build.init_weights import init_weights
@@ -122,6 +131,8 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     teacher_network, custom_loss = teacher.teacher if teacher else None, build_loss(recipe, device)
     task = build_task(recipe, run.datasets.val, device, teacher_network, class_weights, custom_loss)
     optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
+    if scales := rate_scales(recipe.optimizer, network.model):
+        logger.info(describe_rate_scales(scales), run.restore_point.step)
     ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
     # After the optimizer is built: it has state for parameters that are trained later, too.
     frozen_backbone = FrozenBackbone(network.model) if run.restore_point.step < plan.freeze_steps else None
