@@ -4,18 +4,21 @@ from reconv.inference.evaluate_run import evaluate
 from reconv.inference.predict_files import predict
 from reconv.inference.predictor import ClassScore, DetectedBox, EvalResult, Prediction, Predictor
 from reconv.trainer.checkpoint_average import AveragedWeights, average
+from reconv.trainer.custom_callbacks import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
 from reconv.trainer.run_finalizer import RunResult
 from reconv.trainer.training_run import TrainingRun, train
 
 __all__ = [
     "AveragedWeights",
+    "Callback",
     "ClassScore",
     "DetectedBox",
     "DryRunResult",
     "EvalResult",
     "Prediction",
     "Predictor",
+    "RunInfo",
     "RunResult",
     "TrainingRun",
     "average",

@@ -92,6 +92,16 @@ class EvalFinished(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ScalarLogged(Event):
+    """A number that a callback of the user has logged."""
+
+    kind: ClassVar[str] = "scalar"
+    step: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     kind: ClassVar[str] = "checkpoint"
     step: int
@@ -184,6 +194,7 @@ _CLASSES: dict[str, type[Event]] = {
         RunPlanned,
         TrainProgress,
         EvalFinished,
+        ScalarLogged,
         CheckpointSaved,
         NonFiniteStep,
         BadImageSkipped,
@@ -373,7 +384,8 @@ def _step(event: Event) -> int:
     return (
         event.step
         if isinstance(
-            event, TrainProgress | EvalFinished | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait
+            event,
+            TrainProgress | EvalFinished | ScalarLogged | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait,
         )
         else -1
     )
@@ -386,6 +398,8 @@ def _key(event: Event, number: int) -> tuple[Any, ...]:
             return (event.kind, event.step)
         case EvalFinished():
             return (event.kind, event.step, event.weights)
+        case ScalarLogged():
+            return (event.kind, event.step, event.name)
         case BadImageSkipped():
             return (event.kind, event.split, event.index)
         case ImageLogged():

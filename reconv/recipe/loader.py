@@ -39,7 +39,7 @@ _OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about one file
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
-    *("name", "description", "expect", "published", "measured", "code_path"),
+    *("name", "description", "expect", "published", "measured", "code_path", "callbacks"),
     *(
         "data.path",
         "data.num_workers",

@@ -46,6 +46,7 @@ def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
             small(f"{_title(name)}, every checkpoint", _unit(record, name), _checkpoint_scores(record, name))
             for name in ([metric] if metric not in (None, "loss") else [])
         ),
+        *(small(name, "number", _scalar(record, name)) for name in dict.fromkeys(e.name for e in record.scalars)),
         small("Loss scale", "number", _train(record, "loss scale", lambda e: e.loss_scale), may_be_log=True),
     ]
     return [c for c in charts if _has_values(c)]
@@ -167,6 +168,12 @@ def _validation(record: RunRecord, metric: str, weights: str, label: str, color:
     evaluations = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
     points = tuple((e.epoch, e.metrics[metric]) for e in evaluations)
     return (Series(label, points, color, dash, dots=True),) if points else ()
+
+
+def _scalar(record: RunRecord, name: str) -> Lines:
+    """The line of a value that a callback has logged."""
+    points = tuple((record.epoch(e.step), e.value) for e in record.scalars if e.name == name)
+    return (Series(name, points, _TRAIN),)
 
 
 def _checkpoint_scores(record: RunRecord, metric: str) -> Lines:

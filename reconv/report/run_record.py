@@ -20,6 +20,7 @@ from reconv.logging.events import (
     NonFiniteStep,
     RunEnded,
     RunPlanned,
+    ScalarLogged,
     TrainProgress,
     latest_by_step,
     read_events,
@@ -60,6 +61,7 @@ class RunRecord:
     attempts: tuple[Attempt, ...]
     progress: tuple[TrainProgress, ...]  # by step
     evaluations: tuple[EvalFinished, ...]
+    scalars: tuple[ScalarLogged, ...]  # logged by callbacks
     checkpoints: tuple[CheckpointSaved, ...]
     non_finite: tuple[NonFiniteStep, ...]
     bad_images: tuple[BadImageSkipped, ...]
@@ -110,6 +112,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
         attempts=tuple(_attempts(events, plan.global_batch_size if plan else 0)),
         progress=tuple(sorted(_events_of_type(kept, TrainProgress), key=lambda e: e.step)),
         evaluations=tuple(sorted(_events_of_type(kept, EvalFinished), key=lambda e: (e.step, e.weights))),
+        scalars=tuple(sorted(_events_of_type(kept, ScalarLogged), key=lambda e: e.step)),
         checkpoints=tuple(sorted(_events_of_type(kept, CheckpointSaved), key=lambda e: e.step)),
         non_finite=tuple(sorted(_events_of_type(kept, NonFiniteStep), key=lambda e: e.step)),
         bad_images=tuple(sorted(_events_of_type(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),

@@ -102,6 +102,7 @@ class Checkpointer:
             "step": counters.step,
             "history": list(counters.history),
             "skipped": counters.skipped,
+            **({"callbacks": counters.callbacks} if counters.callbacks else {}),
             "micro_groups": self._micro_batch_size.max_groups,
             "bad_images": self._bad_samples.state(counters.step),
         }

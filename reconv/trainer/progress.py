@@ -25,6 +25,7 @@ class Counters:
     step: int = 0  # steps done
     history: list[dict[str, Any]] = field(default_factory=list)  # of each evaluation: step, weights, metrics
     skipped: int = 0  # steps that were not finite
+    callbacks: dict[str, Any] = field(default_factory=dict)  # the state of the user's callbacks, by name
 
     def best(self, metric: str, weights: str) -> tuple[int, float] | None:
         """The step and value of the best evaluation so far, the earliest one of equals."""

@@ -58,6 +58,7 @@ from reconv.trainer.build.train_state import TrainState, build_train_state, buil
 from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.checkpoint_average import CheckpointAveraging
 from reconv.trainer.checkpointer import Checkpointer
+from reconv.trainer.custom_callbacks import CustomCallbacks, check_callbacks
 from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.live_report import LiveReport
@@ -412,7 +413,7 @@ class TrainingRun(PreparedRun):
                 profiler,
                 self._nan_guard(train_state, counters),
                 *self._unfreeze(train_state, build_step),
-                *self._callbacks(stage_times),
+                *self._callbacks(stage_times, counters),
             ],
             counters=counters,
             stop_after=self.stop_after,
@@ -433,7 +434,7 @@ class TrainingRun(PreparedRun):
             return Counters()
         train_state.load_state_dict(self.restore_point.loaded.parts, source=str(self.run_dir.checkpoints))
         state = self.restore_point.state
-        return Counters(state["step"], list(state["history"]), state["skipped"])
+        return Counters(state["step"], list(state["history"]), state["skipped"], state.get("callbacks", {}))
 
     def _train_loader(self, bad_samples: BadSamples, context: DataContext) -> TrainLoader:
         replica = (
@@ -470,7 +471,7 @@ class TrainingRun(PreparedRun):
         backbone = train_state.frozen_backbone
         return [] if backbone is None else [UnfreezeBackbone(self.plan.freeze_steps, backbone, build_step)]
 
-    def _callbacks(self, stage_times: StageTimes) -> list[TrainerCallback]:
+    def _callbacks(self, stage_times: StageTimes, counters: Counters) -> list[TrainerCallback]:
         source, cores = self.datasets.train.kind, usable_cores(Machine())
         return [
             EarlyStopping.from_config(self.recipe.early_stopping),
@@ -478,6 +479,7 @@ class TrainingRun(PreparedRun):
             CheckpointAveraging(self),
             ReportImages(self),
             LiveReport(self),
+            *([CustomCallbacks(self, configs, counters.callbacks)] if (configs := self.recipe.callbacks) else []),
         ]
 
 
@@ -493,6 +495,7 @@ def _check_recipe(run: PreparedRun, stop_after: StopAfter) -> None:
     """Raise errors now that would otherwise appear late in the run."""
     check_profile_range(run.recipe, run.plan, stop_after)
     check_metric(run.recipe)
+    check_callbacks(run.recipe)
     check_class_weights(run.recipe, run.datasets.train)
 
 

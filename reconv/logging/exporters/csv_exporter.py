@@ -1,4 +1,4 @@
-"""`training.csv` and `validation.csv`: training metrics and evaluations, each step once as the last attempt has it."""
+"""`training.csv`, `validation.csv` and, of callbacks, `scalars.csv`: each step once as the last attempt has it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from reconv.io.atomic import write_atomic
-from reconv.logging.events import EvalFinished, Event, TrainProgress
+from reconv.logging.events import EvalFinished, Event, ScalarLogged, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
 Row = Mapping[str, object]
 
 
 class CsvExporter:
-    """Writes two CSV tables: rebuilds them at the start of an attempt, then appends rows."""
+    """Writes CSV tables: rebuilds them at the start of an attempt, then appends rows."""
 
     def __init__(self, run: ExportedRun) -> None:
         self._batch = run.recipe.batch.size
@@ -28,11 +28,18 @@ class CsvExporter:
             run.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, EvalFinished)]
         )
 
+        scalars = [_scalar_row(e) for e in kept if isinstance(e, ScalarLogged)]
+        self._scalars_file = run.run_dir / "scalars.csv"
+        self._scalars = CsvTable(self._scalars_file, scalars) if scalars or self._scalars_file.exists() else None
+
     def on_event(self, event: Event) -> None:
         if isinstance(event, TrainProgress):
             self._training.add(self._training_row(event))
         elif isinstance(event, EvalFinished):
             self._validation.add(_validation_row(event))
+        elif isinstance(event, ScalarLogged):
+            self._scalars = self._scalars or CsvTable(self._scalars_file, [])
+            self._scalars.add(_scalar_row(event))
 
     def close(self) -> None:
         """Nothing to do: rows are written when they are added."""
@@ -53,6 +60,10 @@ class CsvExporter:
             "total_s": None if event.time_s is None else round(event.time_s - self._start_s, 3),
             "memory_bytes": event.memory_bytes,
         }
+
+
+def _scalar_row(event: ScalarLogged) -> Row:
+    return {"step": event.step, "name": event.name, "value": event.value}
 
 
 def _validation_row(event: EvalFinished) -> Row:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from reconv.logging.events import AttemptStarted, EvalFinished, Event, TrainProgress, latest_by_step
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, ScalarLogged, TrainProgress, latest_by_step
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 
@@ -71,8 +71,10 @@ class ExportedRun:
         }
 
 
-def series(event: TrainProgress | EvalFinished) -> Mapping[str, float]:
-    """The values of a training event or an evaluation by the name of their series."""
+def series(event: TrainProgress | EvalFinished | ScalarLogged) -> Mapping[str, float]:
+    """The values of a training event, an evaluation or a callback by the name of their series."""
+    if isinstance(event, ScalarLogged):
+        return {event.name: event.value}
     if isinstance(event, EvalFinished):
         prefix = "val" if event.weights == "raw" else f"val_{event.weights}"
         return {f"{prefix}/{name}": value for name, value in event.metrics.items()}

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from reconv.errors import ExitCode
-from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, TrainProgress
+from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, ScalarLogged, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _EXPERIMENT = "reconv"
@@ -36,7 +36,7 @@ class MlflowExporter:
 
     def on_event(self, event: Event) -> None:
         match event:
-            case TrainProgress() | EvalFinished():
+            case TrainProgress() | EvalFinished() | ScalarLogged():
                 time_ms = round(1000 * (event.time_s or time.time()))
                 metrics = [self._entities.Metric(n, v, time_ms, event.step) for n, v in series(event).items()]
                 self._client.log_batch(self._run_id, metrics=metrics)

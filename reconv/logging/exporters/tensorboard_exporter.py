@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, TrainProgress
+from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, ScalarLogged, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _FLUSH_S = 10
@@ -28,7 +28,7 @@ class TensorBoardExporter:
 
     def on_event(self, event: Event) -> None:
         match event:
-            case TrainProgress() | EvalFinished():
+            case TrainProgress() | EvalFinished() | ScalarLogged():
                 for name, value in series(event).items():
                     self._writer.add_scalar(name, value, event.step, walltime=event.time_s)
                 if isinstance(event, EvalFinished):

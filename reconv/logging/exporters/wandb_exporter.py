@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any
 
-from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, TrainProgress
+from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, ScalarLogged, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 
@@ -33,7 +33,7 @@ class WandbExporter:
 
     def on_event(self, event: Event) -> None:
         match event:
-            case TrainProgress() | EvalFinished():
+            case TrainProgress() | EvalFinished() | ScalarLogged():
                 self._run.log(dict(series(event)), step=event.step)
             case ImageLogged():
                 path = self._exported.run_dir / event.path
