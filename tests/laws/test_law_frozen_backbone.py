@@ -91,6 +91,18 @@ def test_a_run_stopped_around_the_switch_and_resumed_equals_the_whole_run(
     assert differing(whole, train("parts", settings(weights), resume=True)) == []
 
 
+def test_adamw_counts_the_steps_of_the_backbone_from_the_switch_on(train: Train, weights: str) -> None:
+    given = settings(
+        weights, optimizer__name="adamw", optimizer__nesterov="false", optimizer__layer_decay="0.7", schedule__lr="0.01"
+    )
+    whole = train("whole", given)
+    counts = {name: float(t) for name, t in whole.bits().items() if name.startswith("optimizer/step.")}
+    assert len(counts) > 20
+    assert all(count == (8 if "fc" in name else 8 - FREEZE_STEPS) for name, count in counts.items())
+    train("parts", {**given, "schedule.decay_until": "8step", "length": "6step"})
+    assert differing(whole, train("parts", {**given, "schedule.decay_until": "8step"}, resume=True)) == []
+
+
 def train_here(out: str, given: dict[str, str]) -> int:
     overrides = [(field, value, "--set") for field, value in given.items()]
     return reconv.train("quickstart", out=out, overrides=overrides).exit_code
