@@ -64,8 +64,9 @@ class Mps:
     def step_boundary(self) -> None:
         """Work is launched as it comes."""
 
-    def sgd_implementation(self) -> Literal["fused"]:
-        return "fused"
+    def sgd_implementation(self) -> Literal["foreach"]:
+        """Not fused: until mid-2026 torch's fused kernels for MPS ignored `found_inf`, which gates our steps."""
+        return "foreach"
 
     def release_memory(self) -> None:
         torch.mps.empty_cache()

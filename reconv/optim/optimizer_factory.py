@@ -49,7 +49,8 @@ def build_optimizer(
     """The optimizer of a recipe, over the trainable parameters of a model.
 
     `alpha` is RMSprop's from the plan; `rounding` is for parameters in half precision; `sgd` is the device's fastest
-    implementation ("fused", "foreach", or a vendor's class); `only` names the parameters of a shard.
+    implementation ("fused", which AdamW can be, too, "foreach", or a vendor's class); `only` names the parameters of a
+    shard.
     """
     groups = optimizer_groups(section, model)
     if only is not None:

@@ -96,6 +96,19 @@ def test_an_update_does_not_wait_for_the_device(name: str) -> None:
     assert all(p.isfinite().all() for p in update.model.parameters())
 
 
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "sgd", "lars", "rmsprop", "rmsprop-tf"])
+def test_a_step_that_is_not_ok_changes_neither_weights_nor_state(name: str) -> None:
+    update = Update(OPTIMIZERS[name] if name in OPTIMIZERS else OptimizerConfig.model_validate({"name": name}))
+    for step in range(2):
+        update.run(update.set_inputs(step))
+    before = {key: tensor.detach().clone() for key, tensor in update.tensors().items()}
+    lr = update.set_inputs(SKIPPED)
+    update.grads[0].fill_(float("inf"))
+    update.run(lr)
+    after = update.tensors()
+    assert [key for key in before if not torch.equal(before[key], after[key])] == []
+
+
 def test_fused_adamw_equals_foreach_and_torchs() -> None:
     fused, foreach = (
         Update(OPTIMIZERS["adamw"]),
