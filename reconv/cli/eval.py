@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,12 +17,27 @@ from reconv.cli.options import (
     print_table,
     trust_or_ask,
 )
+from reconv.distributed.environment import read_launch_env
+from reconv.logging.formatting import rate
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult
     from reconv.data.dataset import Split
 
 _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
+_MAX_PAIRS = 5
+_CLASS_COLUMNS = {
+    "num_images": "images",
+    "num_predicted": "predicted",
+    "num_objects": "objects",
+    "num_detections": "detections",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "ap": "AP",
+    "ap50": "AP50",
+    "voc10": "VOC AP",
+}
 
 
 @click.command("eval", cls=Command)
@@ -32,10 +48,14 @@ _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
     type=click.Choice(["train", "val", "test"]),
     help="Split of the dataset to evaluate [default: val; all images of data without splits, unless trained on].",
 )
+@click.option("--per-class", is_flag=True, help="Also print a table of the classes: precision, recall and F1, or AP.")
 @click.option("--all", "every", is_flag=True, help="Evaluate every checkpoint in order; skip those done before.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images per forward pass.")
 @click.option(
     "--samples", metavar="N", type=click.IntRange(min=1), help="Evaluate on N images only; the result is partial."
+)
+@click.option(
+    "--devices", metavar="N", type=click.IntRange(min=1), help="Number of processes on this machine, one per device."
 )
 @model_options
 @json_option
@@ -43,9 +63,11 @@ def eval_command(
     run: str,
     data: str | None,
     split: Split | None,
+    per_class: bool,
     every: bool,
     batch_size: int | None,
     samples: int | None,
+    devices: int | None,
     device: str,
     weights: str | None,
     best: bool,
@@ -61,7 +83,9 @@ def eval_command(
     \b
     Examples:
       reconv eval runs/quickstart/1
+      reconv eval runs/quickstart/1 --per-class
       reconv eval runs/resnet50/1 --all
+      reconv eval runs/resnet50/1 --devices 8
       reconv eval runs/resnet50/1 --data flowers/ --split test
       reconv eval runs/resnet50/1/checkpoints/step-000450000 --data /imagenet --json scores.json
     """
@@ -72,27 +96,65 @@ def eval_command(
         data=data,
         split=split,
         device=device,
+        devices=devices,
         all=every,
         weights=weights or "auto",
         best=best,
         batch_size=batch_size,
         samples=samples,
+        per_class=per_class,
         recipe=recipe,
         trust_code=trust_or_ask(trust_code),
         log=print_note,
     )
+    if read_launch_env().rank != 0:  # started by torchrun, mpirun or srun: rank 0 prints
+        return
     if json_file is not None:
         emit_json([_to_json(result) for result in results], json_file)
         return
+    _print_metrics(results)
+    for result in results:
+        if per_class:
+            _print_classes(result)
+
+
+def _print_metrics(results: Sequence[EvalResult]) -> None:
     names = list(dict.fromkeys(name for result in results for name in result.metrics))
     rows = [_row(result, names) for result in results]
     if len(names) <= _MAX_METRIC_COLUMNS:
-        print_table(["step", "weights", *names, "images"], rows)
+        print_table(["step", "weights", *names, "images", "images/s"], rows)
         return
     print_table(
         ["", *(f"step {row[0]}" for row in rows)],
-        list(zip(["weights", *names, "images"], *(row[1:] for row in rows), strict=True)),
+        list(zip(["weights", *names, "images", "images/s"], *(row[1:] for row in rows), strict=True)),
     )
+
+
+def _print_classes(result: EvalResult) -> None:
+    """The table of classes, and for a classifier their means and what is confused most."""
+    analysis = result.analysis
+    if analysis is None:
+        print_note("there is no table of classes for this task")
+        return
+    columns = {name: title for name, title in _CLASS_COLUMNS.items() if name in analysis["classes"][0]}
+    rows = [[row["name"], *(_cell(name, row[name]) for name in columns)] for row in analysis["classes"]]
+    means = {name.removeprefix("macro_"): value for name, value in analysis["metrics"].items() if "macro_" in name}
+    if means:
+        rows.append(["mean over classes", *(percent(means[name]) if name in means else "" for name in columns)])
+    click.echo()
+    print_table(["class", *columns.values()], rows)
+    if "most_confused" not in analysis:
+        return
+    pairs = [f"{p['target']} as {p['predicted']} ({p['num_images']:,})" for p in analysis["most_confused"]]
+    click.echo()
+    click.echo("most confused: " + (", ".join(pairs[:_MAX_PAIRS]) or "none, every image is classified correctly"))
+    click.echo(f"expected calibration error: {percent(analysis['metrics']['calibration_error'])}")
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if name.startswith("num_") else percent(value)
 
 
 def _to_json(result: EvalResult) -> dict[str, Any]:
@@ -105,6 +167,8 @@ def _to_json(result: EvalResult) -> dict[str, Any]:
         "partial": result.partial,
         "split": result.split,
         "data": result.data,
+        "images_per_s": result.images_per_s,
+        **({} if result.analysis is None else {"analysis": dict(result.analysis)}),
         "path": str(result.path),
     }
 
@@ -113,7 +177,8 @@ def _row(result: EvalResult, names: list[str]) -> list[str]:
     step = "-" if result.step is None else str(result.step)
     remarks = [f"{result.skipped} skipped"] * (result.skipped > 0) + ["partial"] * result.partial
     images = f"{result.num_samples} ({', '.join(remarks)})" if remarks else f"{result.num_samples}"
-    return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), images]
+    speed = "-" if result.images_per_s is None else rate(result.images_per_s)
+    return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), images, speed]
 
 
 def _metric(name: str, value: float | None) -> str:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from reconv.batch import Batch
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.tta import average_views
 from reconv.precision import PrecisionPolicy
 from reconv.tasks.task import Metrics
@@ -51,6 +53,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+def merge_ranks(metrics: Metrics, bad_samples: BadSamples, process_group: ProcessGroup) -> None:
+    """Give every rank the metrics and the bad samples of all ranks."""
+    bad_samples.sync()
+    if process_group.world_size > 1:
+        metrics.merge(process_group.all_gather(metrics.state()))
 
 
 def evaluate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reconv.checkpoint.locate import LocatedWeights, locate
@@ -9,6 +11,10 @@ from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
 from reconv.custom_code import TrustCode
 from reconv.data.dataset import Split
+from reconv.device import device_kind
+from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.failure import report_failures
+from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.load_model import read_saved_model
@@ -16,8 +22,27 @@ from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
+from reconv.trainer.run_setup import check_machine_has
 
 _CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it there"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalArgs:
+    """What is evaluated and how; other processes get it pickled."""
+
+    run: str | Path
+    data: str | Path | None
+    split: Split | None
+    device: str
+    all: bool
+    weights: str
+    best: bool
+    batch_size: int | None
+    samples: int | None
+    per_class: bool
+    recipe: str | None
+    trust_code: TrustCode
 
 
 def evaluate(
@@ -26,11 +51,13 @@ def evaluate(
     data: str | Path | None = None,
     split: Split | None = None,
     device: str = "auto",
+    devices: int | None = None,
     all: bool = False,
     weights: str = "auto",
     best: bool = False,
     batch_size: int | None = None,
     samples: int | None = None,
+    per_class: bool = False,
     recipe: str | None = None,
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
@@ -38,67 +65,99 @@ def evaluate(
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
 
     `split` is `train`, `val` or `test`. Data without splits that is not the run's own is evaluated as a whole. With
-    `samples`, only that many images are evaluated, and the result is marked as partial.
+    `samples`, only that many images are evaluated, and the result is marked as partial. With `per_class`, the result
+    has an `analysis` by class. Several `devices` share the images, with the result of one; `log` must then be a
+    function that can be imported.
     """
+    args = EvalArgs(
+        run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, trust_code
+    )  # fmt: skip
+    if not must_launch(devices, read_launch_env()):
+        return _evaluate(args, log)
+    assert devices is not None
+    from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
+
+    check_machine_has(devices, device)
     located = find_model(run, best, log)
-    if not all:
-        predictor = Predictor.from_located(
-            located, weights=weights, recipe=recipe, device=device, trust_code=trust_code
-        )
-        return [predictor.evaluate(data, split=split, batch_size=batch_size, samples=samples, log=log)]
-    for option, is_given in (("--samples", samples is not None), ("--averaged", weights == "averaged")):
-        if is_given:
-            raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
-    if located.run is None:
-        raise UsageError(f"--all needs a run directory, and {run} is not one", where=str(run))
-    return _evaluate_all(
+    read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code)  # asks for trust where it must
+    return launch(devices, _evaluate, replace(args, trust_code=True), log)
+
+
+def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
+    """Evaluate in this process, one of those that share the images."""
+    process_group = open_process_group(read_launch_env(), device_kind(args.device))
+    with report_failures(process_group):
+        if process_group.world_size > 1:
+            args = replace(args, trust_code=args.trust_code is True)  # a question cannot be asked in every process
+            log = log if process_group.is_rank0 else no_log
+            process_group.on_rank0(lambda: find_model(args.run, args.best, no_log))  # where it must be downloaded
+        located = find_model(args.run, args.best, log)
+        if args.all:
+            _check_all(args, located)
+            return _evaluate_all(args, located, process_group, log)
+        return [_evaluate_one(args, located, process_group, log)]
+
+
+def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: ProcessGroup, log: LogFunction) -> EvalResult:
+    predictor = Predictor.from_located(
         located,
-        data=data,
-        split=split,
-        device=device,
-        weights=weights,
-        batch_size=batch_size,
-        trust_code=trust_code,
+        weights=args.weights,
+        recipe=args.recipe,
+        device=args.device,
+        trust_code=args.trust_code,
+        launch_env=process_group.launch_env,
+    )
+    return predictor.evaluate(
+        args.data,
+        split=args.split,
+        batch_size=args.batch_size,
+        samples=args.samples,
+        per_class=args.per_class,
+        process_group=process_group,
         log=log,
     )
 
 
+def _check_all(args: EvalArgs, located: LocatedWeights) -> None:
+    """Refuse what cannot be combined with `all`: its results are kept in a file of metrics."""
+    given = {
+        "--samples": args.samples is not None,
+        "--averaged": args.weights == "averaged",
+        "--per-class": args.per_class,
+    }
+    for option in (option for option, is_given in given.items() if is_given):
+        raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
+    if located.run is None:
+        raise UsageError(f"--all needs a run directory, and {args.run} is not one", where=str(args.run))
+
+
 def _evaluate_all(
-    located: LocatedWeights,
-    *,
-    data: str | Path | None,
-    split: Split | None,
-    device: str,
-    weights: str,
-    batch_size: int | None,
-    trust_code: TrustCode,
-    log: LogFunction,
+    args: EvalArgs, located: LocatedWeights, process_group: ProcessGroup, log: LogFunction
 ) -> list[EvalResult]:
     """Evaluate each valid checkpoint that evaluations.csv does not have yet, and update that file and the report."""
     assert located.run is not None
     folder, store = located.run.path, CheckpointStore(located.run.checkpoints)
-    known = {(s.step, s.weights, s.checkpoint, s.data): s for s in read_scores(folder)}
+    scores = process_group.on_rank0(lambda: read_scores(folder))
+    known = {(s.step, s.weights, s.checkpoint, s.data): s for s in scores}
     results: list[EvalResult] = []
-    for step in store.steps():
+    for step in process_group.on_rank0(store.steps):
         path = store.path(step)
         try:
             checkpoint, digest = locate(path), manifest_digest(path)
         except CheckpointError as error:
             log(f"skipped {path.name}, which cannot be used: {error.what}")
             continue
-        saved = read_saved_model(checkpoint, weights=weights, recipe=None, trust_code=trust_code)
-        trust_code = True  # asked once: the checkpoints of a run have one recipe
+        saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
+        args = replace(args, trust_code=True)  # asked once: the checkpoints of a run have one recipe
         classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint)
-        dataset = open_eval_set(saved.recipe, classes, data, split)
+        dataset = open_eval_set(saved.recipe, classes, args.data, args.split)
         key = (step, saved.weights, digest, dataset.fingerprint()[:16])
+        wall_s = None
         if key not in known:
-            predictor = Predictor.from_located(checkpoint, weights=weights, recipe=None, device=device, trust_code=True)
-            result = predictor.evaluate(data, split=split, batch_size=batch_size, log=log)
-            known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
-            with disk_errors(folder, _CANNOT_WRITE):
-                write_scores(folder, list(known.values()))
+            result = _evaluate_one(replace(args, recipe=None), checkpoint, process_group, log)
+            known[key], wall_s = CheckpointScore(*key, result.num_samples, result.metrics), result.wall_s
+            process_group.on_rank0(lambda: _write_scores(folder, list(known.values())))
         score = known[key]
-        skipped = len(dataset) - score.num_samples
         results.append(
             EvalResult(
                 path,
@@ -106,13 +165,23 @@ def _evaluate_all(
                 score.weights,
                 score.metrics,
                 score.num_samples,
-                skipped,
-                split=split or "val",
+                skipped=len(dataset) - score.num_samples,
+                split=args.split or "val",
                 data=dataset.origin,
+                wall_s=wall_s,
             )
         )
-    with disk_errors(folder, _CANNOT_WRITE):
-        write_report(folder)
+    process_group.on_rank0(lambda: _write_report(folder))
     if not results:
         raise CheckpointError("no checkpoint of this run can be used", where=str(store.folder))
     return results
+
+
+def _write_scores(folder: Path, scores: Sequence[CheckpointScore]) -> None:
+    with disk_errors(folder, _CANNOT_WRITE):
+        write_scores(folder, scores)
+
+
+def _write_report(folder: Path) -> None:
+    with disk_errors(folder, _CANNOT_WRITE):
+        write_report(folder)

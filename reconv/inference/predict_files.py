@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import TrustCode
 from reconv.data.decode.pillow import decode_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
-from reconv.inference.predictor import ImageFile, LogFunction, Prediction, Predictor, no_log
+from reconv.inference.predictor import MIN_SCORE, ImageFile, LogFunction, Prediction, Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
+from reconv.report.evaluation_files import read_detection_analysis
 
 
 def predict(
@@ -40,6 +42,8 @@ def predict(
     predictor = Predictor.load(
         run, best=best, weights=weights, recipe=recipe, device=device, trust_code=trust_code, log=log
     )
+    if min_score is None and predictor.is_detector:
+        _log_threshold(find_model(run, best, no_log).run, log)
     if save_images is None:
         return predictor.predict(files, top=top, min_score=min_score, skip_bad=skip_bad)
     if not predictor.is_detector:
@@ -47,6 +51,17 @@ def predict(
     targets = _target_files([file.path for file in files], Path(save_images))
     predictions = predictor.predict(files, top=top, min_score=min_score, skip_bad=skip_bad)
     return list(_save_images(predictions, targets))
+
+
+def _log_threshold(run_dir: RunDir | None, log: LogFunction) -> None:
+    """Log which threshold the last evaluation of the run recommends, if there is one."""
+    analysis = None if run_dir is None else read_detection_analysis(run_dir.path)
+    if analysis is not None and analysis["best_threshold"]["f1"] > 0:
+        best = analysis["best_threshold"]
+        log(
+            f"boxes with a score of at least {MIN_SCORE:g} are shown; F1 on the validation set is highest, "
+            f"{best['f1']:.1%}, with --min-score {best['score']:.2f}"
+        )
 
 
 def _image_files(path: Path) -> list[ImageFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,25 +17,31 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
-from reconv.data.dataset import Split
+from reconv.data.dataset import Dataset, Split
 from reconv.data.decode.pillow import convert_mode, decode_image, to_image
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.data.transforms.host_transforms import eval_transform
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
+from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
+from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
+from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate, merge_ranks
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
+from reconv.machine import Machine, cores_per_process
+from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.metrics.multilabel_metrics import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
 from reconv.trainer.build.datasets import limit_samples
 from reconv.trainer.build.loaders import build_eval_loader, build_eval_preprocess
 from reconv.trainer.build.network import Network
 from reconv.trainer.build.task_builder import build_postprocess, build_task
+from reconv.trainer.run_setup import check_same_data
 
 BATCH_SIZE = 64
 TOP_K = 5
@@ -102,6 +109,12 @@ class EvalResult:
     partial: bool = False  # only a part of the validation set was evaluated
     split: str = "val"
     data: str = ""  # what was evaluated, for people
+    wall_s: float | None = field(default=None, compare=False)  # of the pass over the images; None: an earlier result
+    analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
+
+    @property
+    def images_per_s(self) -> float | None:
+        return self.num_samples / self.wall_s if self.wall_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +171,12 @@ class Predictor:
         recipe: str | None,
         device: str,
         trust_code: TrustCode = False,
+        launch_env: LaunchEnv = SINGLE_PROCESS,
     ) -> Predictor:
+        """Load what was located; one of several processes on this machine takes its own device and share of cores."""
         saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code)
-        opened = open_device(device)
+        threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
+        opened = open_device(device, threads, launch_env.local_rank)
         return cls(
             recipe=saved.recipe,
             class_names=saved.class_names,
@@ -230,30 +246,49 @@ class Predictor:
         split: Split | None = None,
         batch_size: int | None = None,
         samples: int | None = None,
+        per_class: bool = False,
+        process_group: ProcessGroup | None = None,
         log: LogFunction = no_log,
     ) -> EvalResult:
-        """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it."""
+        """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it.
+
+        With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result.
+        """
+        process_group = process_group or ProcessGroup.single()
         recipe, whole = self.recipe, open_eval_set(self.recipe, self.classes, data, split)
         if data is not None or split is not None:
             log(f"data: {whole.origin}")
         dataset = limit_samples(whole, samples)
+        check_same_data(process_group, dataset)
         if self.is_detector and not has_coco_eval():
             log(f"COCO metrics are not computed: {INSTALL}")
         task = build_task(recipe, dataset, self.device)
-        bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))
+        bad = BadSamples(
+            recipe.data.bad_images.limit,
+            lambda bad: log(f"skipped {bad.path}: {bad.why}"),
+            process_group.all_gather if process_group.world_size > 1 else None,
+        )
         batch_size = batch_size or recipe.evaluate.batch_size
-        loader = build_eval_loader(recipe, dataset, self.device, batch_size, bad_samples=bad)
-        metrics = evaluate(self.inference_step, task.metrics(), loader)
+        loader = build_eval_loader(
+            recipe, dataset, self.device, batch_size, _num_workers(recipe, dataset, process_group), bad, process_group
+        )
+        start_s = time.perf_counter()
+        metrics = evaluate(self.inference_step, task.metrics(), loader, step_boundary=self.device.step_boundary)
+        merge_ranks(metrics, bad, process_group)
+        values = metrics.compute()
+        wall_s = time.perf_counter() - start_s
         return EvalResult(
             self.path,
             self.step,
             self.weights,
-            metrics.compute(),
+            values,
             metrics.num_samples,
             skipped=len(bad.known("val")),
             partial=len(dataset) < len(whole),
             split=split or "val",
             data=whole.origin,
+            wall_s=wall_s,
+            analysis=analyze_metrics(metrics, dataset.class_names) if per_class else None,
         )
 
     def _read(self, image: ImageInput, skip_bad: bool) -> _Sample | Prediction:
@@ -307,6 +342,15 @@ class Predictor:
                 yield Prediction(sample.path, boxes=tuple(boxes))
 
         return to_predictions
+
+
+def _num_workers(recipe: Recipe, dataset: Dataset, process_group: ProcessGroup) -> int:
+    """The number of decoding threads: as in training, or one per core."""
+    if recipe.data.num_workers != "auto":
+        return recipe.data.num_workers
+    if dataset.kind in IN_MEMORY:
+        return 0
+    return min(cores_per_process(Machine(), process_group.launch_env.local_world_size), AUTO_THREADS)
 
 
 def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:

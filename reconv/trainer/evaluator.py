@@ -17,7 +17,7 @@ from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.errors import UsageError
-from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
+from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate, merge_ranks
 from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.multilabel_metrics import MultilabelMetrics
@@ -100,6 +100,4 @@ class Evaluator:
         process_group = self._run.process_group
         if any(process_group.all_gather(was_stopped)):
             raise EvaluationStopped
-        self._bad_samples.sync()
-        if process_group.world_size > 1:
-            metrics.merge(process_group.all_gather(metrics.state()))
+        merge_ranks(metrics, self._bad_samples, process_group)

@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from reconv.metrics.confusion import analyze_predictions
-from reconv.metrics.detection_metrics import DetectionMetrics
-from reconv.metrics.topk import ClassificationMetrics
+from reconv.metrics.analysis import analyze_metrics
 from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
 from reconv.report.html import write_report
 from reconv.report.page import LivePage
@@ -28,13 +26,12 @@ STALE_MARGIN_S = 600.0
 def write_analysis(run: TrainingRun, trainer: Trainer) -> None:
     """Write the analysis of the last evaluation, which the report shows; nothing for a metric that has none."""
     evaluator = trainer.evaluator
+    analysis = analyze_metrics(evaluator.last_metrics, run.datasets.train.class_names)
+    if analysis is None:
+        return
     about = {"step": evaluator.last_step, "weights": evaluator.last_weights, "partial": evaluator.is_partial}
-    match evaluator.last_metrics:
-        case DetectionMetrics() as metrics:
-            write_detection_analysis(run.run_dir.path, {**about, **metrics.result().analysis()})
-        case ClassificationMetrics() as metrics:
-            analysis = analyze_predictions(metrics.predictions(), run.datasets.train.class_names)
-            write_classification_analysis(run.run_dir.path, {**about, **analysis})
+    write = write_detection_analysis if run.recipe.task == "detection" else write_classification_analysis
+    write(run.run_dir.path, {**about, **analysis})
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
 from reconv.distributed.environment import must_launch, read_launch_env
@@ -80,9 +81,14 @@ def resolve_recipe(args: RunArgs) -> Resolved:
 
 def check_num_devices(devices: int, device: str, recipe: Recipe) -> None:
     """Refuse more processes than the batch or this machine allow, before any is started."""
+    split_batch(recipe, num_copies(recipe, devices))
+    check_machine_has(devices, device)
+
+
+def check_machine_has(devices: int, device: str) -> None:
+    """Refuse more processes than this machine has devices or memory for."""
     if ":" in device:
         raise UsageError(f"--device {device} is a single device, and --devices {devices} needs several")
-    split_batch(recipe, num_copies(recipe, devices))
     kind, available = device_kind(device), available_memory_bytes(Machine())
     num_devices = count_devices(kind)
     if num_devices is not None and devices > num_devices:
@@ -95,8 +101,8 @@ def check_num_devices(devices: int, device: str, recipe: Recipe) -> None:
         )
 
 
-def check_same_data(process_group: ProcessGroup, datasets: Datasets) -> None:
-    """Refuse to train on ranks whose datasets differ."""
+def check_same_data(process_group: ProcessGroup, datasets: Datasets | Dataset) -> None:
+    """Refuse ranks whose datasets differ."""
     if process_group.world_size == 1:
         return
     found = process_group.all_gather((platform.node(), datasets.fingerprint()))

@@ -80,8 +80,26 @@ def test_eval_prints_the_final_metric_of_the_run(run: Path, capsys: pytest.Captu
     assert (score["step"], score["num_samples"]) == (3, 360)
     _run(["eval", str(run)])
     heads, values = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert heads == ["step", "weights", "top1", "top5", "loss", "images"]
+    assert heads == ["step", "weights", "top1", "top5", "loss", "images", "images/s"]
     assert values[:3] == ["3", "raw", f"{100 * summary['value']:.2f}"]
+
+
+def test_eval_per_class_prints_a_row_for_each_class_and_their_mean(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(["eval", str(run), "--per-class", "--json"])
+    (score,) = json.loads(capsys.readouterr().out)
+    analysis = score["analysis"]
+    _run(["eval", str(run), "--per-class"])
+    _, table, rest = capsys.readouterr().out.split("\n\n")
+    head, *rows = table.splitlines()
+    assert head.split() == ["class", "images", "predicted", "precision", "recall", "F1"]
+    assert [row.split()[:3] for row in rows[:10]] == [
+        [row["name"], str(row["num_images"]), str(row["num_predicted"])] for row in analysis["classes"]
+    ]
+    assert rows[10].endswith(f"{100 * analysis['metrics']['macro_f1']:.2f} %")
+    worst = analysis["most_confused"][0]
+    assert rest.startswith(f"most confused: {worst['target']} as {worst['predicted']} ({worst['num_images']}), ")
 
 
 def test_eval_of_missing_ema_weights_exits_4(run: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ranks import in_ranks
 
 import reconv
+from reconv.api import EvalResult
 from reconv.errors import CheckpointError, ResourceError, UsageError
 from reconv.logging.events import EvalFinished, read_events
 
@@ -44,8 +47,57 @@ def test_all_evaluates_every_checkpoint_once_in_order(classifier: Path) -> None:
     assert raw[2].metrics == reconv.evaluate(classifier, weights="raw")[0].metrics
 
 
+def evaluate_in_rank(run: Path, options: dict[str, Any]) -> list[EvalResult]:
+    return reconv.evaluate(run, **options)
+
+
+@pytest.mark.parametrize("batch_size", [50, 300])  # eight batches, or two: then one of three ranks has none
+def test_ranks_have_the_result_of_one_process(classifier: Path, batch_size: int) -> None:
+    options = {"batch_size": batch_size, "per_class": True, "device": "cpu"}
+    [one] = reconv.evaluate(classifier, **options)
+    for [result] in in_ranks(3, evaluate_in_rank, classifier, options):
+        assert result == one  # the bits of the loss included
+        assert result.analysis == one.analysis
+
+
+def test_ranks_evaluate_a_detector_as_one_process_does(detector: Path) -> None:
+    options = {"batch_size": 7, "per_class": True, "device": "cpu"}
+    [one] = reconv.evaluate(detector, **options)
+    for [result] in in_ranks(2, evaluate_in_rank, detector, options):
+        assert result == one
+        assert result.analysis == one.analysis
+
+
+def test_all_by_several_ranks_writes_the_rows_of_one_process(classifier: Path, tmp_path: Path) -> None:
+    copies = [tmp_path / name for name in ("one", "ranks")]
+    for copy in copies:
+        shutil.copytree(classifier, copy, ignore=shutil.ignore_patterns("evaluations.csv"))
+    reconv.evaluate(copies[0], all=True)
+    first, second = in_ranks(2, evaluate_in_rank, copies[1], {"all": True, "device": "cpu"})
+    assert first == second
+    assert [result.step for result in first] == [22, 44, 66]
+    assert (copies[1] / "evaluations.csv").read_text() == (copies[0] / "evaluations.csv").read_text()
+
+
+def test_several_devices_are_processes_of_their_own(classifier: Path) -> None:
+    [one] = reconv.evaluate(classifier, batch_size=50)
+    [result] = reconv.evaluate(classifier, batch_size=50, devices=2, device="cpu")
+    assert result.metrics["top1"] == one.metrics["top1"]
+    assert result.num_samples == 360
+    assert result.images_per_s is not None and result.images_per_s > 0
+
+
+def test_the_analysis_by_class_adds_up_to_the_metrics(classifier: Path) -> None:
+    [result] = reconv.evaluate(classifier, per_class=True)
+    assert result.analysis is not None
+    assert sum(row["num_images"] for row in result.analysis["classes"]) == 360
+    correct = sum(row["recall"] * row["num_images"] for row in result.analysis["classes"])
+    assert correct / 360 == pytest.approx(result.metrics["top1"])
+    assert reconv.evaluate(classifier)[0].analysis is None
+
+
 def test_all_rejects_options_of_a_single_evaluation(classifier: Path, tmp_path: Path) -> None:
-    for options in ({"samples": 50}, {"weights": "averaged"}):
+    for options in ({"samples": 50}, {"weights": "averaged"}, {"per_class": True}):
         with pytest.raises(UsageError, match="--all"):
             reconv.evaluate(classifier, all=True, **options)
     bare = shutil.copy(_weights_file(classifier), tmp_path)

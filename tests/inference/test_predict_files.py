@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -106,3 +107,19 @@ def test_box_options_are_rejected_for_a_classifier(classifier: Path, photo: Path
         with pytest.raises(UsageError, match="detectors"):
             reconv.predict(classifier, [photo], **options)
     assert not (tmp_path / "saved").exists()
+
+
+def test_a_detector_mentions_the_threshold_with_the_highest_f1(detector: Path, tmp_path: Path) -> None:
+    image = tmp_path / "gray.png"
+    Image.new("RGB", (64, 64)).save(image)
+    run = tmp_path / "run"
+    shutil.copytree(detector, run)
+    analysis = json.loads((run / "detection.json").read_text())
+    analysis["best_threshold"] = {"score": 0.42, "precision": 0.9, "recall": 0.8, "f1": 0.85}
+    (run / "detection.json").write_text(json.dumps(analysis))
+    notes: list[str] = []
+    reconv.predict(run, [image], log=notes.append)
+    assert any("85.0%" in note and "--min-score 0.42" in note for note in notes)
+    notes.clear()
+    reconv.predict(run, [image], min_score=0.5, log=notes.append)
+    assert not any("--min-score" in note for note in notes)
