@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -18,7 +18,7 @@ from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.checkpoint.locate import EMA, LocatedWeights, locate
 from reconv.checkpoint.store import CheckpointStore
-from reconv.custom_code import TrustCode, add_folders, require_trust
+from reconv.custom_code import TrustCode, add_folders, provide, require_trust
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.download import Progress
@@ -95,16 +95,19 @@ def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
 
 
 def read_saved_model(
-    located: LocatedWeights, *, weights: str, recipe: str | None, trust_code: TrustCode = False
+    located: LocatedWeights, *, weights: str, recipe: str | None, trust_code: TrustCode = False, model: Any = None
 ) -> SavedModel:
     """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with.
 
-    Where that recipe names code that prediction or evaluation would import, `trust_code` must allow it.
+    Where that recipe names code that prediction or evaluation would import, `trust_code` must allow it. `model` is the
+    network of a run that got it from Python.
     """
     if located.checkpoint is None:
         return _read_bare_weights(located.weights, recipe)
     loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
+    if model is not None:
+        provide({saved_recipe.model.name: model})
     needed = [reference for reference in code_references(saved_recipe) if reference.field in _CODE_OF_EVALUATION]
     require_trust(needed, saved_recipe.code_path, trust_code, str(located.checkpoint))
     add_folders(saved_recipe.code_path)

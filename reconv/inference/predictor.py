@@ -152,15 +152,19 @@ class Predictor:
         recipe: str | None = None,
         device: str = "auto",
         trust_code: TrustCode = False,
+        model: Any = None,
         log: LogFunction = no_log,
     ) -> Predictor:
         """Load a run directory, a checkpoint directory, a weights file or published weights.
 
         `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A bare weights file needs `recipe`.
-        With `trust_code`, code that the recipe of the run names is imported.
+        With `trust_code`, code that the recipe of the run names is imported; `model` is the network of a run that got
+        it from Python.
         """
         located = find_model(run, best, log)
-        return cls.from_located(located, weights=weights, recipe=recipe, device=device, trust_code=trust_code)
+        return cls.from_located(
+            located, weights=weights, recipe=recipe, device=device, trust_code=trust_code, model=model
+        )
 
     @classmethod
     def from_located(
@@ -171,10 +175,11 @@ class Predictor:
         recipe: str | None,
         device: str,
         trust_code: TrustCode = False,
+        model: Any = None,
         launch_env: LaunchEnv = SINGLE_PROCESS,
     ) -> Predictor:
         """Load what was located; one of several processes on this machine takes its own device and share of cores."""
-        saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code)
+        saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code, model=model)
         threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
         opened = open_device(device, threads, launch_env.local_rank)
         return cls(

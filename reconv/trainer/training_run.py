@@ -67,6 +67,7 @@ from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.profiler import StepProfiler, check_profile_range
 from reconv.trainer.progress import Counters, ProgressLogger
+from reconv.trainer.python_objects import DatasetPair, PythonObjects, name_datasets
 from reconv.trainer.report_images import ReportImages
 from reconv.trainer.resume import (
     ExistingRun,
@@ -90,7 +91,13 @@ _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the su
 def train(
     recipe: str | Path,
     *,
-    data: str | Path | None = None,
+    data: str | Path | DatasetPair | None = None,
+    model: Any = None,
+    loss: Any = None,
+    host_transforms: Sequence[Any] = (),
+    device_transforms: Sequence[Any] = (),
+    metrics: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (),
     out: str | Path | None = None,
     resume: bool = False,
     overrides: Sequence[Override] = (),
@@ -106,8 +113,19 @@ def train(
 ) -> RunResult:
     """Train a recipe, a preset's name or a YAML file, and return its run directory and summary.
 
-    `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule; `resume` continues.
+    `data` is a path or a pair of map-style datasets, for training and validation. `model` is a name, a module, its
+    class or a function that builds it; loss, transforms, metrics and callbacks are your own as well, all as described
+    in docs/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
+    `resume` continues.
     """
+    objects = PythonObjects()
+    objects.set("model.name", model)
+    objects.set("loss.name", loss)
+    objects.set_list("augment.extra", host_transforms)
+    objects.set_list("augment.extra", device_transforms, on_device=True)
+    objects.set_list("metrics", metrics)
+    objects.set_list("callbacks", callbacks)
+    path = name_datasets(objects, data)
     if on_event is not None and must_launch(devices, read_launch_env()):
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
@@ -115,8 +133,8 @@ def train(
     out = None if out is None else Path(out)
     args = RunArgs(
         str(recipe),
-        tuple(overrides),
-        data,
+        (*objects.overrides, *overrides),
+        path,
         out,
         resume,
         Path(runs),
@@ -126,6 +144,7 @@ def train(
         tuple(command),
         stop_after,
         trust_code,
+        objects.objects,
     )
     return run_on_devices(devices, _train, args, on_event)
 

@@ -1,0 +1,98 @@
+"""Networks, datasets, losses, transforms, metrics and callbacks that Python passes to `train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_code import Blur, Brighten, Count, MacroRecall, Net, Squares, focal
+from torch import nn
+
+import reconv
+from reconv.checkpoint.locate import locate
+from reconv.errors import UsageError
+from reconv.inference.load_model import read_saved_model
+from reconv.logging.events import EvalFinished, Event, ScalarLogged
+from reconv.recipe.loader import load
+
+SHORT = [
+    ("length", "2step", "test"),
+    ("schedule.warmup", "1step", "test"),
+    ("batch.size", "16", "test"),
+    ("save.every", "2step", "test"),
+]
+
+
+def train(out: str, **given: Any) -> Path:
+    return reconv.train("quickstart", out=out, overrides=SHORT, **given).folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return read_saved_model(locate(run), weights="auto", recipe=None).tensors
+
+
+def test_a_run_of_objects_names_their_import_paths_and_can_be_evaluated() -> None:
+    events: list[Event] = []
+    run = train(
+        "run",
+        data=(Squares("train", 48), Squares("val", 48)),
+        model=Net,
+        loss=focal,
+        host_transforms=[Blur()],
+        device_transforms=[Brighten],
+        metrics=[MacroRecall],
+        callbacks=[Count()],
+        on_event=events.append,
+    )
+    recipe = load(str(run / "recipe.yaml")).recipe
+    assert (recipe.model.name, recipe.loss.name) == ("own_code:Net", "own_code:focal")
+    assert recipe.data.source == "python:Squares"
+    names = [(entry.name, entry.on_device) for entry in recipe.augment.extra]
+    assert names == [("python:Blur", False), ("own_code:Brighten", True)]
+    assert [e.value for e in events if isinstance(e, ScalarLogged) and e.name == "count/steps"] == [1, 2]
+    [evaluation] = [event for event in events if isinstance(event, EvalFinished)]
+    [again] = reconv.evaluate(run)  # everything was passed in this process, so nothing is imported
+    assert again.metrics == dict(evaluation.metrics) and "macro_recall" in again.metrics
+
+
+def test_a_module_keeps_its_weights_and_is_not_changed() -> None:
+    module = Net(10, in_channels=1)
+    with torch.no_grad():
+        module.fc.bias.fill_(5)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    run = train("run", model=module, callbacks=[])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert type(module.bn) is nn.BatchNorm2d
+    trained = weights(run)
+    assert trained.keys() == before.keys() - {"bn.num_batches_tracked"} or trained.keys() == before.keys()
+    assert trained["fc.bias"].mean() > 4
+
+
+def test_a_class_in_a_function_cannot_be_imported_and_is_passed_again() -> None:
+    class Local(Net):
+        pass
+
+    run = train("run", model=Local)
+    assert load(str(run / "recipe.yaml")).recipe.model.name == "python:Local"
+    train("other", model=Local)
+    assert weights(run).keys() == weights(Path("other")).keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": [1, 2]}, "pass a path, or a pair of datasets"),
+        ({"model": 3}, "is not a network"),
+        ({"loss": 3}, "is not a loss"),
+        ({"callbacks": [object()]}, "is not a callback"),
+        ({"model": lambda num_classes: 3}, "not a torch.nn.Module"),
+        ({"model": lambda num_classes: nn.Flatten()}, r"returns a tensor \[2, 64\]"),
+        ({"model": nn.BatchNorm1d}, "cannot be called with num_classes"),
+    ],
+)
+def test_objects_of_the_wrong_kind_are_refused_without_a_run_directory(given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train("run", **given)
+    assert not Path("run").exists() or "loss" in given
