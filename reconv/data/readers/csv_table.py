@@ -56,10 +56,9 @@ class CSVFiles(FileBacked):
         self._table = _only_table(root)
         text = read(self._table).decode("utf-8-sig", "surrogateescape")
         self._header = [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
-        _check_header(self._table, self._header)
-        rows, note = _split_rows(
-            self._table, text, "split" in self._header, ValidationSplit.of(data), not self.is_multilabel
-        )
+        by_class = not self.is_multilabel
+        _check_header(self._table, self._header, by_class)
+        rows, note = _split_rows(self._table, text, "split" in self._header, ValidationSplit.of(data), by_class)
         self._names = FileList(_files(self._table, rows, split, add_row))
         self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
 
@@ -144,16 +143,23 @@ def _only_table(root: Path) -> Path:
     return root / names[0]
 
 
-def _check_header(path: Path, cells: Sequence[str]) -> None:
-    """Refuse repeated columns; only those that are read matter."""
+def _check_header(path: Path, cells: Sequence[str], by_class: bool) -> None:
+    """Refuse repeated columns, of those that are read, and where each image has one class, a table without labels."""
+    if by_class and "label" not in cells:
+        raise DataError(
+            "this table has a column per class, so that an image may have several",
+            where=str(path),
+            why="there is no column label, and the recipe's task is classification",
+            then="--set task=multilabel; or replace the columns by one, label",
+        )
     read_ones = COLUMNS if "label" in cells else cells
     repeated = sorted({cell for cell in cells if cell in read_ones and cells.count(cell) > 1})
     if repeated:
         raise row_error(path, 1, f"column {', '.join(repeated)} more than once in the header", "the table is ambiguous")
 
 
-def _rows(path: Path, text: str) -> Iterator[Row]:
-    """Every row, validated."""
+def _rows(path: Path, text: str, by_class: bool) -> Iterator[Row]:
+    """Every row, validated; `by_class`: each needs a label."""
     reader = csv.reader(io.StringIO(text), strict=True)
     header = [cell.strip() for cell in next(reader)]
     try:
@@ -165,6 +171,9 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
             if not row["file"]:
                 raise row_error(path, reader.line_num, "row has no file")
+            if by_class and not row["label"]:
+                why = "only with task: multilabel may an image have no label"
+                raise row_error(path, reader.line_num, "row has no label", why)
             yield reader.line_num, row, _split(path, reader.line_num, row)
     except csv.Error as error:
         raise row_error(path, reader.line_num, f"not valid CSV: {error}") from error
@@ -174,13 +183,13 @@ def _split_rows(
     path: Path, text: str, has_split: bool, rule: ValidationSplit, by_class: bool
 ) -> tuple[Iterable[Row], str]:
     """The rows with their splits, and how they were split; nothing if the table says it itself."""
-    if has_split and {of for _, _, of in _rows(path, text)} != {"train"}:
-        return _rows(path, text), ""
+    if has_split and {of for _, _, of in _rows(path, text, by_class)} != {"train"}:
+        return _rows(path, text, by_class), ""
     if not has_split and rule == ValidationSplit.of(_DEFAULTS):
         note = f"no column split: every {_VAL_EVERY}th row is for validation"
-        numbered = enumerate(_rows(path, text))
+        numbered = enumerate(_rows(path, text, by_class))
         return ((line, row, "train" if number % _VAL_EVERY else "val") for number, (line, row, _) in numbered), note
-    rows = list(_rows(path, text))
+    rows = list(_rows(path, text, by_class))
     targets = None
     if by_class:
         labels = [row.get("label", "") for _, row, _ in rows]
@@ -215,16 +224,7 @@ class _Labels:
 
     def add(self, path: Path, line: int, row: dict[str, str], of: Split) -> None:
         """Add the label of a row in split `of`."""
-        if "label" not in row:
-            raise DataError(
-                "this table has a column per class, so that an image may have several",
-                where=str(path),
-                why="there is no column label, and the recipe's task is classification",
-                then="--set task=multilabel; or replace the columns by one, label",
-            )
         label = row["label"]
-        if not label:
-            raise row_error(path, line, "row has no label", "only with task: multilabel may an image have no label")
         if of == "train":
             self._in_train.add(label)
         if of == self._split:
