@@ -169,7 +169,7 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("width", "groups", "width_per_group", "depth_divisor", "expand_ratio", "group_dim"), _WHOLE),
     **dict.fromkeys(("extra_widths", "boxes_per_cell"), _WHOLE),
     **dict.fromkeys(("se_units", "se_ratio", "top_width", "num_halved"), _NOT_NEGATIVE),
-    **dict.fromkeys(("dropout", "aux_dropout", "drop_connect"), _RATE),
+    **dict.fromkeys(("dropout", "aux_dropout", "drop_connect", "drop_path_rate"), _RATE),
     "bn_momentum": _FRACTION,
 }
 

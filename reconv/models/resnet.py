@@ -8,7 +8,7 @@ torchvision; the CIFAR variants use the same names with three stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from reconv.errors import UsageError
 from reconv.models.architecture import InitScheme, ReconvModel, Spec, Stage, ZeroGamma
 from reconv.models.layers.conv import SqueezeExcitation
+from reconv.models.layers.dropout import DropConnect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class ResNetSpec(Spec):
     zero_gamma: ZeroGamma = "never"  # which blocks zero-initialize their last norm weight
     se_units: int = 0  # hidden units of squeeze and excitation; 0: none
     se_ratio: int = 0  # or the block's channels divided by this
+    drop_path_rate: float = 0.0  # stochastic depth: of the last block; the rates of the others rise linearly from 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +66,10 @@ class ResNetSpec(Spec):
         """The block's squeeze-and-excitation, or nn.Identity."""
         units = self.se_units or (channels // self.se_ratio if self.se_ratio else 0)
         return SqueezeExcitation(channels, units, nn.ReLU(inplace=True)) if units else nn.Identity()
+
+    def make_drop_path(self, rate: float) -> nn.Module:
+        """What drops a block's residual branch, or nn.Identity."""
+        return DropConnect(rate) if rate > 0 else nn.Identity()
 
     def make_downsample(self, in_channels: int, out_channels: int, stride: int, is_first: bool) -> nn.Module | None:
         """The module that matches the shortcut's shape to the block's output; None if the shapes already match."""
@@ -96,20 +102,23 @@ class BasicBlock(nn.Module):
     expansion = 1
     last_norm = "bn2"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(
+        self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool, drop_path_rate: float = 0.0
+    ) -> None:
         super().__init__()
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
         self.bn1, self.act1 = spec.make_norm_act(planes, nn.ReLU(inplace=True))
         self.conv2 = spec.make_conv(planes, planes, 3)
         self.bn2 = spec.make_norm(planes)
         self.se = spec.make_se(planes)
+        self.drop_path = spec.make_drop_path(drop_path_rate)
         self.downsample = spec.make_downsample(in_channels, planes, stride, is_first)
         self.act2 = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x
         x = self.act1(self.bn1(self.conv1(x)))
-        x = self.se(self.bn2(self.conv2(x)))
+        x = self.drop_path(self.se(self.bn2(self.conv2(x))))
         if self.downsample is not None:
             shortcut = self.downsample(shortcut)
         out: Tensor = self.act2(x + shortcut)
@@ -122,7 +131,9 @@ class Bottleneck(nn.Module):
     expansion = 4
     last_norm = "bn3"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(
+        self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool, drop_path_rate: float = 0.0
+    ) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
         stride1, stride2 = (stride, 1) if spec.version == "v1" else (1, stride)
@@ -133,6 +144,7 @@ class Bottleneck(nn.Module):
         self.conv3 = spec.make_conv(inner, out_channels, 1)
         self.bn3 = spec.make_norm(out_channels)
         self.se = spec.make_se(out_channels)
+        self.drop_path = spec.make_drop_path(drop_path_rate)
         self.downsample = spec.make_downsample(in_channels, out_channels, stride, is_first)
         self.act3 = nn.ReLU(inplace=True)
 
@@ -140,7 +152,7 @@ class Bottleneck(nn.Module):
         shortcut = x
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.act2(self.bn2(self.conv2(x)))
-        x = self.se(self.bn3(self.conv3(x)))
+        x = self.drop_path(self.se(self.bn3(self.conv3(x))))
         if self.downsample is not None:
             shortcut = self.downsample(shortcut)
         out: Tensor = self.act3(x + shortcut)
@@ -152,13 +164,16 @@ class PreBasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(
+        self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool, drop_path_rate: float = 0.0
+    ) -> None:
         super().__init__()
         self.bn1, self.act1 = spec.make_norm_act(in_channels, nn.ReLU(inplace=True))
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
         self.bn2, self.act2 = spec.make_norm_act(planes, nn.ReLU(inplace=True))
         self.conv2 = spec.make_conv(planes, planes, 3)
         self.se = spec.make_se(planes)
+        self.drop_path = spec.make_drop_path(drop_path_rate)
         self.downsample = spec.make_downsample(in_channels, planes, stride, is_first)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +181,7 @@ class PreBasicBlock(nn.Module):
         shortcut = x if self.downsample is None else self.downsample(y)
         y = self.conv1(y)
         y = self.conv2(self.act2(self.bn2(y)))
-        out: Tensor = shortcut + self.se(y)
+        out: Tensor = shortcut + self.drop_path(self.se(y))
         return out
 
 
@@ -175,7 +190,9 @@ class PreBottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(
+        self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool, drop_path_rate: float = 0.0
+    ) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
         self.bn1, self.act1 = spec.make_norm_act(in_channels, nn.ReLU(inplace=True))
@@ -185,6 +202,7 @@ class PreBottleneck(nn.Module):
         self.bn3, self.act3 = spec.make_norm_act(inner, nn.ReLU(inplace=True))
         self.conv3 = spec.make_conv(inner, out_channels, 1)
         self.se = spec.make_se(out_channels)
+        self.drop_path = spec.make_drop_path(drop_path_rate)
         self.downsample = spec.make_downsample(in_channels, out_channels, stride, is_first)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,7 +211,7 @@ class PreBottleneck(nn.Module):
         y = self.conv1(y)
         y = self.conv2(self.act2(self.bn2(y)))
         y = self.conv3(self.act3(self.bn3(y)))
-        out: Tensor = shortcut + self.se(y)
+        out: Tensor = shortcut + self.drop_path(self.se(y))
         return out
 
 
@@ -218,12 +236,14 @@ class ResNetBackbone(ReconvModel):
         self.maxpool = nn.Identity() if spec.stem == "cifar" else spec.make_max_pool(3, 2, padding=1)
         block = BLOCKS[spec.block, spec.version == "v2"]
         channels = spec.width
+        drop_path_rates = _linear_rates(spec.drop_path_rate, sum(spec.depths))
         self.layer_names = [f"layer{i + 1}" for i in range(len(spec.depths))]
         for i, (name, depth, stride) in enumerate(zip(self.layer_names, spec.depths, strides, strict=True)):
             planes = spec.width * 2**i
             blocks: list[nn.Module] = []
             for j in range(depth):
-                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_first=j == 0))
+                rate = next(drop_path_rates)
+                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, j == 0, rate))
                 channels = planes * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
         self.bn_last, self.act_last = _norm_act(spec, channels, enabled=spec.version == "v2")
@@ -287,6 +307,11 @@ class ResNet(ResNetBackbone):
         x = self.final_norm(x)
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
+
+
+def _linear_rates(last: float, num_blocks: int) -> Iterator[float]:
+    """The drop rate of each block: from 0 for the first to `last`, as in timm."""
+    return (last * number / max(1, num_blocks - 1) for number in range(num_blocks))
 
 
 def _norm_act(spec: ResNetSpec, channels: int, enabled: bool) -> tuple[nn.Module, nn.Module]:

@@ -64,6 +64,7 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
         ("resnet10", {"width": 8, "depths": [2], "se_ratio": 4}),
         ("resnet10", {"width": 8, "depths": [1, 1], "version": "v2"}),
         ("resnet8_cifar", {}),
+        ("resnet10", {"width": 8, "depths": [2, 1], "drop_path_rate": 0.5}),
         ("resnet10", {"width": 8, "depths": [1], "padding": "same"}),
     ],
 )

@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, model_names
+from reconv.models.layers.batch_norm import LayerState
 
 
 def test_resnet18_has_torchvisions_keys_and_shapes() -> None:
@@ -147,3 +149,29 @@ def test_squeeze_excitation_width_is_absolute_or_a_ratio() -> None:
 def test_contradictory_options_are_rejected(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_model(name, **options)
+
+
+@pytest.mark.parametrize("version", ["v1.5", "v2"])
+@pytest.mark.parametrize("block", ["basic", "bottleneck"])
+def test_stochastic_depth_drops_branches_of_samples_more_often_in_later_blocks(version: str, block: str) -> None:
+    options = {"block": block, "version": version, "depths": [2, 2], "width": 8}
+    plain = build_model("resnet10", num_classes=5, **options)
+    model = build_model("resnet10", num_classes=5, drop_path_rate=0.6, **options)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    blocks = [child for stage in (model.layer1, model.layer2) for child in stage]
+    assert [getattr(child.drop_path, "rate", 0.0) for child in blocks] == pytest.approx([0.0, 0.2, 0.4, 0.6])
+    x = torch.rand(200, 16 if block == "basic" else 64, 2, 2)
+    last = blocks[-1].train()
+    LayerState(model, seed=1).set_micro_batch(Batch({}, torch.arange(200), (200,)), step=0)
+    inner = last(x)
+    shortcut = x.relu() if version != "v2" else x
+    is_dropped = torch.isclose(inner, shortcut).flatten(1).all(dim=1)
+    assert 0.5 < is_dropped.float().mean() < 0.7
+    assert torch.equal(
+        model.eval()(torch.ones(2, 3, 32, 32)), _with_weights(plain, model).eval()(torch.ones(2, 3, 32, 32))
+    )
+
+
+def _with_weights(model: nn.Module, other: nn.Module) -> nn.Module:
+    model.load_state_dict(other.state_dict())
+    return model

@@ -28,6 +28,7 @@ from reconv.kernels.fused_modules.fused_norm import (
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, Inception
 from reconv.models.layers.conv import ConvNormAct, SqueezeExcitation
+from reconv.models.layers.dropout import DropConnect
 from reconv.models.mobilenet import InvertedResidual
 from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet, ResNetBackbone
 
@@ -44,7 +45,7 @@ class FusedBasicBlock(BasicBlock):
     def forward(self, x: Tensor | DualUse) -> Any:
         y, shortcut = dual(x)
         y = norm_act(self.bn1, self.conv1(y), self.act1)
-        return _residual_sum(self.bn2, self.conv2(y), self.se, shortcut, self.downsample, self.act2)
+        return _residual_sum(self.bn2, self.conv2(y), self.se, self.drop_path, shortcut, self.downsample, self.act2)
 
 
 class FusedBottleneck(Bottleneck):
@@ -52,13 +53,21 @@ class FusedBottleneck(Bottleneck):
         y, shortcut = dual(x)
         y = norm_act(self.bn1, self.conv1(y), self.act1)
         y = norm_act(self.bn2, self.conv2(y), self.act2)
-        return _residual_sum(self.bn3, self.conv3(y), self.se, shortcut, self.downsample, self.act3)
+        return _residual_sum(self.bn3, self.conv3(y), self.se, self.drop_path, shortcut, self.downsample, self.act3)
 
 
 def _residual_sum(
-    norm: nn.Module, y: Tensor, se: nn.Module, shortcut: Tensor, downsample: nn.Module | None, act: nn.Module
+    norm: nn.Module,
+    y: Tensor,
+    se: nn.Module,
+    drop_path: nn.Module,
+    shortcut: Tensor,
+    downsample: nn.Module | None,
+    act: nn.Module,
 ) -> Any:
-    """act(se(norm(y)) + downsample(shortcut))"""
+    """act(drop_path(se(norm(y))) + downsample(shortcut)); without stochastic depth as one operation."""
+    if isinstance(drop_path, DropConnect):
+        return act(drop_path(se(norm(y))) + (shortcut if downsample is None else downsample(shortcut)))
     if not isinstance(se, SqueezeExcitation):
         return norm_add_act(norm, y, shortcut, downsample, act)
     shortcut = shortcut if downsample is None else downsample(shortcut)
@@ -71,7 +80,7 @@ class FusedPreBasicBlock(PreBasicBlock):
         shortcut = x if self.downsample is None else self.downsample(y)
         y = self.conv1(y)
         y = self.conv2(norm_act(self.bn2, y, self.act2))
-        out: Tensor = shortcut + self.se(y)
+        out: Tensor = shortcut + self.drop_path(self.se(y))
         return out
 
 
@@ -82,7 +91,7 @@ class FusedPreBottleneck(PreBottleneck):
         y = self.conv1(y)
         y = self.conv2(norm_act(self.bn2, y, self.act2))
         y = self.conv3(norm_act(self.bn3, y, self.act3))
-        out: Tensor = shortcut + self.se(y)
+        out: Tensor = shortcut + self.drop_path(self.se(y))
         return out
 
 
