@@ -1,7 +1,7 @@
 """The order of training samples: an endless stream of positions, mapped to dataset indices.
 
 A pure function of (seed, position): seeking to any step costs one shuffle at most, and no sample comes twice in an
-epoch, unless the sampler is balanced.
+epoch, unless the sampler is balanced or repeats images.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from reconv.recipe.schema import Recipe
 
 
 class Sampler:
-    """The shuffled order of a training run; position = step * global_batch + row."""
+    """The shuffled order of a training run; position = step * global_batch + row.
 
-    def __init__(self, num_samples: int, global_batch: int, drop_last: bool, seed: int) -> None:
+    With `repeats` each image comes that many times one after the other (repeated augmentation, Hoffer et al., 2020), so
+    that an epoch, which keeps its length, has 1 / repeats of the images: those of DeiT's RASampler. In each batch the
+    first copies of all images come first, then the second ones, so that the copies of an image lie far apart.
+    """
+
+    def __init__(self, num_samples: int, global_batch: int, drop_last: bool, seed: int, repeats: int = 1) -> None:
         if num_samples < 1 or (drop_last and num_samples < global_batch):
             raise DataError(
                 f"{num_samples} training samples do not fill a batch of {global_batch}",
@@ -29,6 +34,7 @@ class Sampler:
         self._num_samples = num_samples
         self._global_batch = global_batch
         self._epoch_samples = num_samples // global_batch * global_batch if drop_last else num_samples
+        self._repeats = repeats
         # A step that wraps around touches two epochs; the third entry serves a second loader at another step.
         self._shuffle = lru_cache(maxsize=3)(lambda epoch: permutation(key(seed, "order", epoch), num_samples))
 
@@ -46,12 +52,29 @@ class Sampler:
 
     def indices_of(self, positions: I64) -> I64:
         """The dataset index of each position."""
+        if self._repeats > 1:
+            positions = self._spread_copies(positions)
         epochs = self.epoch_of(positions)
-        offsets = positions - epochs * self._epoch_samples
-        indices = np.empty_like(positions)
+        return self._draw(epochs, (positions - epochs * self._epoch_samples) // self._repeats)
+
+    def _spread_copies(self, positions: I64) -> I64:
+        """The places in the order of each position: a batch is sorted by the number of the copy."""
+        places = np.empty_like(positions)
+        batches = positions // self._global_batch
+        for batch in np.unique(batches).tolist():
+            rows = batches == batch
+            own = self.positions(batch)
+            copies = (own - self.epoch_of(own) * self._epoch_samples) % self._repeats
+            by_copy = own[np.lexsort((own, copies))]
+            places[rows] = by_copy[positions[rows] - batch * self._global_batch]
+        return places
+
+    def _draw(self, epochs: I64, numbers: I64) -> I64:
+        """The dataset index of each epoch's image with a number."""
+        indices = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._shuffle(int(epoch))[offsets[rows]]
+            indices[rows] = self._shuffle(int(epoch))[numbers[rows]]
         return indices
 
 
@@ -62,8 +85,8 @@ class BalancedSampler(Sampler):
     a class is repeated before all of them were used. An epoch has as many samples as the training set.
     """
 
-    def __init__(self, targets: I64, global_batch: int, drop_last: bool, seed: int) -> None:
-        super().__init__(len(targets), global_batch, drop_last, seed)
+    def __init__(self, targets: I64, global_batch: int, drop_last: bool, seed: int, repeats: int = 1) -> None:
+        super().__init__(len(targets), global_batch, drop_last, seed, repeats)
         by_class = np.argsort(targets, kind="stable")
         counts = np.bincount(targets)
         self._members = [members for members in np.split(by_class, np.cumsum(counts)[:-1]) if len(members)]
@@ -78,17 +101,19 @@ class BalancedSampler(Sampler):
             ]
         )
 
-    def indices_of(self, positions: I64) -> I64:
-        rounds, places = np.divmod(positions, len(self._members))
+    def _draw(self, epochs: I64, numbers: I64) -> I64:
+        images_per_epoch = -(-self._epoch_samples // self._repeats)
+        rounds, places = np.divmod(epochs * images_per_epoch + numbers, len(self._members))
         orders = {number: self._order_in_round(number) for number in np.unique(rounds).tolist()}
         classes = [int(orders[number][place]) for number, place in zip(rounds.tolist(), places.tolist(), strict=True)]
-        cycles, numbers = np.divmod(rounds, self._counts[classes])
-        chosen = zip(classes, cycles.tolist(), numbers.tolist(), strict=True)
-        return np.array([self._shuffle_class(c, cycle)[number] for c, cycle, number in chosen], np.int64)
+        cycles, members = np.divmod(rounds, self._counts[classes])
+        chosen = zip(classes, cycles.tolist(), members.tolist(), strict=True)
+        return np.array([self._shuffle_class(c, cycle)[member] for c, cycle, member in chosen], np.int64)
 
 
 def make_sampler(dataset: Dataset, recipe: Recipe, global_batch: int) -> Sampler:
-    """The sampler of a recipe's `data.sampler`."""
-    if recipe.data.sampler == "balanced":
-        return BalancedSampler(all_targets(dataset), global_batch, recipe.data.drop_last, recipe.seed)
-    return Sampler(len(dataset), global_batch, recipe.data.drop_last, recipe.seed)
+    """The sampler of a recipe's `data.sampler` and `augment.repeats`."""
+    data, repeats = recipe.data, recipe.augment.repeats
+    if data.sampler == "balanced":
+        return BalancedSampler(all_targets(dataset), global_batch, data.drop_last, recipe.seed, repeats)
+    return Sampler(len(dataset), global_batch, data.drop_last, recipe.seed, repeats)

@@ -238,6 +238,9 @@ class AugmentConfig(Section):
 
     train_like_eval: bool = False
     """Prepare training images like evaluation images: no crop, flip, color jitter or erasing."""
+    repeats: Annotated[int, Field(gt=0, le=64)] = 1
+    """Repeated augmentation: each image of an epoch comes this often, differently augmented; the epoch keeps its length
+    and has 1 / repeats of the images, as timm's --aug-repeats."""
     size: Pixels | None = None
     """Height and width of training images; null uses data.preprocess.size."""
     progressive_resizing: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()

@@ -248,6 +248,7 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
             "color_jitter": augment.color_jitter.enabled,
             "random_erasing.probability": augment.random_erasing.probability > 0,
             "zoom_out.probability": augment.zoom_out.probability > 0,
+            "repeats": augment.repeats > 1,
             "extra": bool(augment.extra),
         }
         text = "changes training images, but augment.train_like_eval prepares them like evaluation images"

@@ -90,3 +90,36 @@ def test_a_balanced_sampler_reaches_any_step_and_shuffles_by_seed() -> None:
     counts = np.bincount(targets[np.concatenate(stream)])
     assert counts.max() - counts.min() <= 1
     assert walked.epoch_of(walked.positions(8)).tolist() == [1] * 64  # an epoch has 543 // 64 steps
+
+
+@given(
+    num_samples=st.integers(4, 60),
+    global_batch=st.integers(4, 30),
+    repeats=st.integers(2, 4),
+    epoch=st.integers(0, 4),
+    balanced=st.booleans(),
+)
+def test_repeats_are_the_images_of_a_repeated_augmentation_sampler(
+    num_samples: int, global_batch: int, repeats: int, epoch: int, balanced: bool
+) -> None:
+    global_batch = min(num_samples, global_batch)
+    targets = np.arange(num_samples) % 3
+    settings = (global_batch, True, 7)
+    once = BalancedSampler(targets, *settings) if balanced else Sampler(num_samples, *settings)
+    order = BalancedSampler(targets, *settings, repeats) if balanced else Sampler(num_samples, *settings, repeats)
+    steps = range(epoch * (num_samples // global_batch), (epoch + 1) * (num_samples // global_batch))
+    drawn = [order.indices(step) for step in steps]
+    if not balanced or epoch == 0:  # RASampler: repeat each image of the shuffled epoch, keep the length of the epoch
+        shuffled = np.concatenate([once.indices(step) for step in steps])
+        expected = np.repeat(shuffled, repeats)[: len(shuffled)].reshape(-1, global_batch)
+        assert [sorted(step) for step in drawn] == [sorted(step) for step in expected]
+    assert [order.epoch_of(order.positions(step)).tolist() for step in steps] == [[epoch] * global_batch] * len(steps)
+    seeking = Sampler(num_samples, *settings, repeats)
+    rows = order.positions(steps[-1])[1::2]
+    assert balanced or np.array_equal(seeking.indices_of(rows), drawn[-1][1::2])
+
+
+def test_copies_of_an_image_lie_far_apart_in_a_batch() -> None:
+    step = Sampler(1000, 48, True, 0, repeats=3).indices(2)
+    assert np.array_equal(step[:16], step[16:32]) and np.array_equal(step[:16], step[32:])
+    assert len(np.unique(step)) == 16

@@ -46,7 +46,12 @@ CASES = {
         "loss.label_smoothing": "0.1",
         "augment.mixup.alpha": "0.3",
     },
-    "bce": {"loss.name": "bce", "loss.class_weights": "balanced", "augment.cutmix.alpha": "1.0"},
+    "bce": {
+        "augment.repeats": "3",
+        "loss.name": "bce",
+        "loss.class_weights": "balanced",
+        "augment.cutmix.alpha": "1.0",
+    },
 }
 each_case = pytest.mark.parametrize("settings", [pytest.param(case, id=name) for name, case in CASES.items()])
 
