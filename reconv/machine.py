@@ -100,3 +100,13 @@ def read_system_file(path: Path) -> str | None:
 def parse_number(text: str) -> int | None:
     """An integer, or None if the text is not one."""
     return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def process_state(pid: int) -> str:
+    """What this machine knows of a process, in words."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "the process no longer exists"
+    state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State")), "")
+    return f"the process exists, in state {state}"

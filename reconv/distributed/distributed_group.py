@@ -13,17 +13,19 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from reconv.device import load_backend
 from reconv.distributed.ddp import DDPStrategy
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.failure import FailureMonitor
 from reconv.distributed.heartbeat import Heartbeat
+from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup
+from reconv.distributed.rank_store import SECRET_VARIABLE, Signer, new_secret, open_store, wait_for_ranks
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
-from reconv.errors import ReconvError, RemoteRankError, UsageError
+from reconv.errors import RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.recipe.schema import ParallelConfig
 
 T = TypeVar("T")
@@ -31,7 +33,6 @@ T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl"}
 # A lost rank is noticed by its heartbeats; a collective itself may wait for a rank that is compiling.
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)
-_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 # The exit barriers of process groups that have failed. Not atexit, which does not run in processes that
 # multiprocessing has forked.
 _exit_barriers: list[Finalize] = []
@@ -144,17 +145,11 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
     while _exit_barriers:
         _exit_barriers.pop()()  # an earlier process group of this process may hold the port
     if launch_env.num_nodes == 1 and sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    is_master = launch_env.rank == 0 and not launch_env.uses_agent_store
+        for variable in NIC_VARIABLES:  # nobody outside of this machine has a reason to connect
+            os.environ.setdefault(variable, "lo")
+    store, launch_env = open_store(launch_env)
+    wait_for_ranks(store, launch_env)
     try:
-        store = TCPStore(
-            launch_env.master_addr,
-            launch_env.master_port,
-            launch_env.world_size,
-            is_master=is_master,
-            timeout=_RENDEZVOUS_TIMEOUT,
-            wait_for_workers=False,
-        )
         dist.init_process_group(
             BACKENDS[device],
             # A restarted process must not read what its predecessor left in the agent's store.
@@ -164,17 +159,21 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             timeout=_COLLECTIVE_TIMEOUT,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        is_taken = "EADDRINUSE" in str(error)
-        address = f"{launch_env.master_addr}:{launch_env.master_port}"
-        raise UsageError(
+        raise RankLostError(
             f"the {launch_env.world_size} processes could not connect to each other",
-            where=f"rank {launch_env.rank} of {launch_env.world_size}, rank 0 at {address}",
-            why="another program uses the port" if is_taken else str(error).splitlines()[0],
-            then="set another MASTER_PORT, the same for all processes"
-            if is_taken
-            else "check that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
+            where=f"rank {launch_env.rank} of {launch_env.world_size}",
+            why=str(error).splitlines()[0],
+            then="check the network between the machines, and choose its interface with --nic",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{launch_env.local_rank}")
     default_timeout_s = ParallelConfig().heartbeat_timeout_s  # until the recipe is known
-    monitor = FailureMonitor(launch_env, Heartbeat(launch_env), store, default_timeout_s)
+    heartbeat = Heartbeat(launch_env, Signer(os.environ.get(SECRET_VARIABLE) or _share_secret()))
+    monitor = FailureMonitor(launch_env, heartbeat, store, default_timeout_s)
     return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)
+
+
+def _share_secret() -> str:
+    """A secret of rank 0, sent over the connections between the ranks and not through the store."""
+    secret = torch.frombuffer(bytearray(new_secret().encode()), dtype=torch.uint8)
+    dist.broadcast(secret, 0)
+    return bytes(secret.tolist()).decode()

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
 from reconv.io.atomic import write_atomic
+from reconv.machine import process_state
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -201,7 +202,7 @@ class FailureMonitor:
         """Put the error that ends this rank into the store. Returns whether another rank prints the same error here."""
         record = {"rank": self._launch_env.rank, "host": platform.node(), **error.to_dict()}
         try:
-            first = json.loads(self._heartbeat.put_first(_FAILED, json.dumps(record)))
+            first = self._heartbeat.put_first(_FAILED, record)
         except RuntimeError:  # rank 0, which hosts the store, is lost
             return False
         is_same = first["what"] == error.what or error.code == ExitCode.RANK_LOST
@@ -266,11 +267,10 @@ class FailureMonitor:
         if self._reported is not None:
             return self._reported
         try:
-            text = self._heartbeat.get(_FAILED)
+            record = self._heartbeat.get(_FAILED)
         except RuntimeError:
             return None
-        record = json.loads(text) if text else {}
-        if not record or record["rank"] == self._launch_env.rank:
+        if record is None or record["rank"] == self._launch_env.rank:
             return None
         where = f"rank {record['rank']} on {record['host']}" + (f", {record['where']}" if record["where"] else "")
         is_reported = self._is_printed_here(record)
@@ -325,12 +325,7 @@ def _process_state(beat: Beat | None) -> str:
     """What this machine knows of a process, if it runs here."""
     if beat is None or beat.host != platform.node():
         return "the process was killed, is stopped, or its machine is disconnected"
-    try:
-        status = Path(f"/proc/{beat.pid}/status").read_text()
-    except OSError:
-        return "the process no longer exists"
-    state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State")), "")
-    return f"the process exists, in state {state}"
+    return process_state(beat.pid)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ is decided in `failure`.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -14,14 +13,14 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from reconv.distributed.environment import LaunchEnv
+from reconv.distributed.rank_store import Signer, connect
 
-_STORE_TIMEOUT = timedelta(seconds=10)  # of one request to the store
 _NUM_FRAMES = 6
 
 
@@ -52,17 +51,11 @@ class PeerStatus:
 class Heartbeat:
     """Sends this rank's heartbeats and receives those of the others."""
 
-    def __init__(self, launch_env: LaunchEnv) -> None:
+    def __init__(self, launch_env: LaunchEnv, signer: Signer) -> None:
         self.phase = "starting"
         self._rank = launch_env.rank
-        store = TCPStore(
-            launch_env.master_addr,
-            launch_env.master_port,
-            is_master=False,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-        )
-        self._store = PrefixStore(f"reconv/{launch_env.restart_count}/beat", store)
+        self._signer = signer
+        self._store = PrefixStore(f"reconv/{launch_env.restart_count}/beat", connect(launch_env))
         self._main_thread = threading.main_thread().ident
         self._count = 0
         self._replied_s = time.monotonic()
@@ -74,7 +67,7 @@ class Heartbeat:
         self._count += 1
         beat = Beat(self._count, self.phase, platform.node(), os.getpid(), self._stack(), is_stopped, is_exiting)
         try:
-            self._store.set(str(self._rank), json.dumps(asdict(beat)))
+            self._store.set(str(self._rank), self._signer.sign(str(self._rank), asdict(beat)))
         except RuntimeError:  # `receive` and `store_silent_s` notice a store that is gone
             return
 
@@ -86,9 +79,13 @@ class Heartbeat:
             self._replied_s = time.monotonic()
         except RuntimeError:
             return False
-        for rank, text in zip(present, texts, strict=True):
-            beat, known = Beat(**json.loads(text)), self.peers[rank].beat
-            if known is None or beat.count != known.count:
+        for rank, signed in zip(present, texts, strict=True):
+            message = self._signer.verify(str(rank), signed.decode(errors="replace"))
+            known = self.peers[rank].beat
+            if message is None:  # written by someone else
+                continue
+            beat = Beat(**cast(dict[str, Any], message))
+            if known is None or beat.count > known.count:  # not an old one again
                 self.peers[rank] = PeerStatus(beat, time.monotonic())
         return True
 
@@ -96,13 +93,19 @@ class Heartbeat:
         """How long ago the store last replied. Over a broken connection a request gets no reply and raises no error."""
         return time.monotonic() - self._replied_s
 
-    def put_first(self, key: str, text: str) -> str:
-        """Store a text unless another rank has done so already. Returns the one that is stored."""
-        return self._store.compare_set(key, "", text).decode()
+    def put_first(self, key: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Store a message unless another rank has done so already. Returns the one that is stored."""
+        signed = self._signer.sign(key, message)
+        stored = self._signer.verify(key, self._store.compare_set(key, "", signed).decode(errors="replace"))
+        if stored is None:  # someone else's: it must not hide ours
+            self._store.set(key, signed)
+            return message
+        return stored
 
-    def get(self, key: str) -> str:
-        """A stored text, or an empty one."""
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The message of another rank, if there is one."""
+        signed = self._store.get(key).decode(errors="replace") if self._store.check([key]) else ""
+        return self._signer.verify(key, signed) if signed else None
 
     def _stack(self) -> list[str]:
         """Where the main thread is now, outermost first."""

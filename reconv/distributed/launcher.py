@@ -1,5 +1,6 @@
-"""Starts the processes of --devices on this machine, by torch's elastic launcher inside this process.
+"""Starts the processes of --devices on this machine, by torch's elastic multiprocessing inside this process.
 
+There is no rendezvous: the ranks meet in a folder that only this user can read, and nothing listens on the network.
 When `launch` returns or raises, no process is left.
 """
 
@@ -12,19 +13,18 @@ import signal
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
+from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
 from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
 
 T = TypeVar("T")
@@ -44,19 +44,10 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
 
 
 def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        start_method="spawn",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
-    )
+    secret = new_secret()
+    ranks = range(num_processes)
     results: dict[int, T] = {}
+    failed: list[ProcessFailure] = []
     raised: list[BaseException] = []
 
     def start() -> None:
@@ -65,28 +56,53 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            results.update(elastic_launch(config, _run_rank)(str(folder), work, args))
+            processes = start_processes(
+                name="reconv",
+                entrypoint=_run_rank,
+                args=dict.fromkeys(ranks, (str(folder), work, args)),
+                envs={rank: _variables(rank, num_processes, folder, secret) for rank in ranks},
+                logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
+                start_method="spawn",
+            )
+            try:
+                outcome = processes.wait(period=_POLL_S)
+            finally:
+                processes.close()
+            assert outcome is not None
+            results.update(outcome.return_values)
+            failed.extend(outcome.failures.values())
         except BaseException as error:
             raised.append(error)
 
     signals = forward_signals_during(start)
-    if not raised:
+    if not raised and not failed:
         return results[0]
     failures = read_failures(folder)
     if signals and not failures:  # before there was anything to save
         raise KeyboardInterrupt if signals[0] == signal.SIGINT else TerminatedError("stopped before the first step")
-    error = raised[0]
-    if isinstance(error, ChildFailedError):
-        rank, failure = error.get_first_failure()
-        message: Any = failure.message  # a text, or a dict with a text
-        text = str(message["message"] if isinstance(message, dict) else message)
-        raise choose_failure(failures, rank, failure.exitcode, failure.pid, text) from error
-    raise error
+    if raised:
+        raise raised[0]
+    first = failed[0]
+    message: Any = first.message  # a text, or a dict with a text
+    text = str(message["message"] if isinstance(message, dict) else message)
+    raise choose_failure(failures, first.local_rank, first.exitcode, first.pid, text)
+
+
+def _variables(rank: int, num_processes: int, folder: Path, secret: str) -> dict[str, str]:
+    """The environment of one rank."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "127.0.0.1",
+        FAILURE_DIR_VARIABLE: str(folder),
+        SECRET_VARIABLE: secret,
+    }
 
 
 def _run_rank(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
     """One rank. An error is not returned as a result: torch would wait for the results of ranks that may be lost."""
-    os.environ[FAILURE_DIR_VARIABLE] = folder
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(*args)

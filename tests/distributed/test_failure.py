@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -28,7 +27,7 @@ class FakeHeartbeat:
         self.peer = Beat(1, "training", "elsewhere", 4711, ["step.py:1 in run"])
         self.peers = {1: PeerStatus(self.peer, time.monotonic())}
         self.is_beating = True
-        self.values: dict[str, str] = {}
+        self.values: dict[str, dict[str, Any]] = {}
         self.sent: list[tuple[bool, bool]] = []
 
     def send(self, is_stopped: bool = False, is_exiting: bool = False) -> None:
@@ -42,14 +41,14 @@ class FakeHeartbeat:
     def store_silent_s(self) -> float:
         return 0.0
 
-    def put_first(self, key: str, text: str) -> str:
-        return self.values.setdefault(key, text)
+    def put_first(self, key: str, message: dict[str, Any]) -> dict[str, Any]:
+        return self.values.setdefault(key, message)
 
-    def get(self, key: str) -> str:
-        return self.values.get(key, "")
+    def get(self, key: str) -> dict[str, Any] | None:
+        return self.values.get(key)
 
     def fail(self, error: ReconvError) -> None:
-        self.values["failed"] = json.dumps({"rank": 1, "host": platform.node(), **error.to_dict()})
+        self.values["failed"] = {"rank": 1, "host": platform.node(), **error.to_dict()}
 
 
 @pytest.fixture

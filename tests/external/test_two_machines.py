@@ -118,3 +118,35 @@ def test_both_ranks_exit_with_code_7_within_a_minute_of_a_network_failure(tmp_pa
     finally:
         for process in started.values():
             process.kill()
+
+
+SCAN = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+def is_open(port):
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((sys.argv[1], port)) == 0
+with ThreadPoolExecutor(64) as pool:
+    print([port for port, found in enumerate(pool.map(is_open, range(1, 65536)), 1) if found])
+"""
+
+
+def test_nothing_of_a_run_on_one_machine_can_be_reached_from_another(tmp_path: Path) -> None:
+    command = on_machine("reconv-a", train(ENDLESS, tmp_path / "run", "--devices", "2"))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        log, deadline_s = tmp_path / "run/logs/rank-1.log", time.monotonic() + 300
+        while not (log.exists() and "step 20/" in log.read_text()):
+            assert time.monotonic() < deadline_s and process.poll() is None, "the run never reached step 20"
+            time.sleep(0.1)
+        scan = on_machine("reconv-b", [sys.executable, "-c", SCAN, MACHINES["reconv-a"]])
+        found = subprocess.run(scan, check=True, capture_output=True, text=True)
+        assert found.stdout.strip() == "[]"
+        listening = subprocess.run(
+            on_machine("reconv-a", ["cat", "/proc/net/tcp"]), check=True, capture_output=True, text=True
+        )
+        assert " 0A " in listening.stdout, "the ranks do not listen at all: the scan proves nothing"
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)

@@ -28,8 +28,12 @@ from reconv.data.pipeline.workers.thread_pool import FillTask, Wait
 from reconv.data.pipeline.workers.worker_main import FillRows, MapBuffer, Register, UnmapBuffer
 from reconv.data.stage_timing import Seconds
 from reconv.errors import ResourceError, UsageError
+from reconv.io.wait import ProcessWait
+from reconv.machine import process_state
 
 _PROGRAM = "from reconv.data.pipeline.workers.worker_main import main; main()"
+_WAIT_STEP_S = 1.0
+_NOTICE_S = 30.0  # a worker may be starting, or reading from a slow disk
 _CLOSE_TIMEOUT_S = 10  # for a worker to finish its rows before it is killed
 
 
@@ -180,7 +184,15 @@ class _WorkerProcess:
             raise self._died() from error
 
     def _receive(self) -> Any:
+        wait = ProcessWait(notice_s=_NOTICE_S)
         try:
+            while not self._connection.poll(_WAIT_STEP_S):
+                wait.tick(
+                    f"data worker process {self.process.pid}",
+                    where=process_state(self.process.pid),
+                    then="a stopped process continues with kill -CONT; a read may hang on a network disk",
+                    sleep_s=0,
+                )
             return self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             raise self._died() from error

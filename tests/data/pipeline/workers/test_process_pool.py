@@ -26,6 +26,7 @@ from reconv.data.pipeline.bad_samples import BadSample, BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
+from reconv.data.pipeline.workers import process_pool
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.shared_pickle import pack, unpack
 from reconv.data.readers.dataset_factory import open_dataset
@@ -33,7 +34,8 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
-from reconv.errors import DataError, ResourceError, UsageError
+from reconv.errors import DataError, RankLostError, ResourceError, UsageError
+from reconv.io import wait
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -119,6 +121,27 @@ def test_a_killed_worker_is_an_error_and_the_others_end_too(tree: Path) -> None:
     assert "SIGKILL" in caught.value.why and "threads" in caught.value.then
     workers.close()
     assert not any(map(is_alive, ids))
+
+
+def test_a_stopped_worker_is_named_while_waiting_and_ends_the_run(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers = ProcessPool(1)
+    stream = loader(FolderDataset(tree, "train"), workers).steps(0, 10_000)
+    next(stream)
+    defaults = wait.ProcessWait.__init__.__defaults__
+    monkeypatch.setattr(wait.ProcessWait.__init__, "__defaults__", (1.0, *defaults[1:]))
+    for name, value in {"_NOTICE_S": 0.1, "_WAIT_STEP_S": 0.05, "_CLOSE_TIMEOUT_S": 0.1}.items():
+        monkeypatch.setattr(process_pool, name, value)
+    (pid,) = workers.process_ids
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(RankLostError, match=f"data worker process {pid} did not respond") as caught:
+        for _ in stream:
+            pass
+    assert "stopped" in caught.value.where
+    assert f"waiting for data worker process {pid}, " in capfd.readouterr().err
+    workers.close()
+    assert not is_alive(pid)
 
 
 def shared_files() -> int:
