@@ -24,6 +24,7 @@ from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
+from reconv.checkpoint.weights_metadata import with_header
 from reconv.errors import CheckpointError
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
 
@@ -79,8 +80,13 @@ class CheckpointStore:
         self.folder = folder
         self.files = files or FileSystem()
 
-    def save(self, step: int, parts: Parts, state: Mapping[str, Any]) -> SavedCheckpoint:
-        """Write a checkpoint; when this returns it is on disk under its final name."""
+    def save(
+        self, step: int, parts: Parts, state: Mapping[str, Any], headers: Mapping[str, Mapping[str, str]] | None = None
+    ) -> SavedCheckpoint:
+        """Write a checkpoint; when this returns it is on disk under its final name.
+
+        `headers` has the metadata of parts that are weights files.
+        """
         temporary = self._hidden("tmp", step)
         final = self.folder / folder_name(step)
         try:
@@ -89,7 +95,7 @@ class CheckpointStore:
                 self.files.fsync_dir(self.folder.parent)
             self.remove_leftovers()
             self._check_space(parts)
-            manifest = self._write(temporary, step, parts, state)
+            manifest = self._write(temporary, step, parts, state, headers or {})
             self._publish(temporary, final, step)
         except OSError as error:
             failure = disk_error(final, error, fs=self.files)
@@ -194,13 +200,20 @@ class CheckpointStore:
         if self.files.free_bytes(self.folder) < needed_bytes:
             raise disk_full_error(self.folder, "not enough disk space for a checkpoint", needed_bytes, self.files)
 
-    def _write(self, folder: Path, step: int, parts: Parts, state: Mapping[str, Any]) -> Manifest:
+    def _write(
+        self,
+        folder: Path,
+        step: int,
+        parts: Parts,
+        state: Mapping[str, Any],
+        headers: Mapping[str, Mapping[str, str]],
+    ) -> Manifest:
         self.files.mkdir(folder)
         entries: dict[str, FileEntry] = {}
         for part, tensors in parts.items():
             if not _PART.fullmatch(part):
                 raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
-            data = encode(tensors)
+            data = encode(tensors, headers.get(part))
             write_synced(folder / f"{part}{SUFFIX}", data, self.files)
             entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
         text = json.dumps(dict(state), indent=1).encode()
@@ -249,11 +262,12 @@ def load(path: Path, files: FileSystem | None = None) -> LoadedCheckpoint:
     return LoadedCheckpoint(manifest.step, parts, state)
 
 
-def encode(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors bytes of named tensors; equal weights give equal bytes."""
+def encode(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> bytes:
+    """The safetensors bytes of named tensors and metadata; equal weights give equal bytes."""
     # Contiguous copies: safetensors rejects channels_last and tensors that share memory.
     copies = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in sorted(tensors.items())
     }
-    return safetensors.torch.save(copies)
+    data = safetensors.torch.save(copies)
+    return with_header(data, header) if header else data

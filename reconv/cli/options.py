@@ -184,7 +184,10 @@ def model_options(command: CommandFunction) -> CommandFunction:
     """The options that choose the weights of RUN and the device they run on."""
     for option in (
         click.option(
-            "--recipe", metavar="NAME", shell_complete=complete_recipes, help="The recipe of a bare weights file."
+            "--recipe",
+            metavar="NAME",
+            shell_complete=complete_recipes,
+            help="The recipe of a weights file without one.",
         ),
         trust_option,
         click.option("--best", is_flag=True, help="Use the best checkpoint instead of the newest."),

@@ -1,6 +1,7 @@
 """Loads trained weights: from a run, a checkpoint, a weights file or a published name, to a network on a device.
 
-A network is built from the recipe saved with its weights; a bare weights file needs the name of its recipe.
+A network is built from the recipe saved with its weights. A weights file that Reconv wrote has one in its metadata; any
+other needs the name of its recipe.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.checkpoint.locate import EMA, LocatedWeights, locate
 from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.custom_code import TrustCode, add_folders, provide, require_trust
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
@@ -103,14 +105,10 @@ def read_saved_model(
     network of a run that got it from Python.
     """
     if located.checkpoint is None:
-        return _read_bare_weights(located.weights, recipe)
+        return _read_weights_file(located.weights, recipe, trust_code, model)
     loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
-    if model is not None:
-        provide({saved_recipe.model.name: model})
-    needed = [reference for reference in code_references(saved_recipe) if reference.field in _CODE_OF_EVALUATION]
-    require_trust(needed, saved_recipe.code_path, trust_code, str(located.checkpoint))
-    add_folders(saved_recipe.code_path)
+    _allow_code(saved_recipe, trust_code, located.checkpoint, model)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
     if chosen == "averaged":
         tensors = read_weights(_averaged_file(located))
@@ -137,21 +135,50 @@ def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Netw
     return network
 
 
-def _read_bare_weights(path: Path, recipe: str | None) -> SavedModel:
+def _allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any) -> None:
+    """Make the code of a saved recipe importable if it is trusted; raises if it is needed and not trusted."""
+    if model is not None:
+        provide({recipe.model.name: model})
+    needed = [reference for reference in code_references(recipe) if reference.field in _CODE_OF_EVALUATION]
+    require_trust(needed, recipe.code_path, trust_code, str(path))
+    add_folders(recipe.code_path)
+
+
+def _read_weights_file(path: Path, recipe: str | None, trust_code: TrustCode, model: Any) -> SavedModel:
+    """The weights of a file by itself, with the recipe and the classes of its metadata, or a recipe that is named."""
     tensors = read_weights(path)  # first, so that a file that holds no weights gets the error that says so
-    if recipe is None:
+    if recipe is not None:
+        named = load(recipe).recipe
+        add_folders(named.code_path)
+        return _without_metadata(path, tensors, named)
+    metadata = read_metadata(path)
+    if metadata is None:
         raise UsageError(
-            f"{path} is a bare weights file and does not name its recipe",
+            f"{path} does not say which network it belongs to",
+            why="weights files of Reconv do; files of other programs hold tensors alone",
             then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
-    named = load(recipe).recipe
-    add_folders(named.code_path)
-    num_classes = _num_classes(tensors, path, named)
+    _allow_code(metadata.recipe, trust_code, path, model)
+    saved = SavedModel(
+        recipe=metadata.recipe,
+        class_names=metadata.class_names,
+        has_class_names=True,
+        tensors=tensors,
+        path=path,
+        weights=metadata.weights,
+        step=metadata.step,
+        class_ids=metadata.class_ids,
+    )
+    return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
+
+
+def _without_metadata(path: Path, tensors: dict[str, Tensor], recipe: Recipe) -> SavedModel:
+    num_classes = _num_classes(tensors, path, recipe)
     if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
         num_classes -= 1
         tensors = read_weights(path, num_classes=num_classes)
     names = tuple(str(i) for i in range(num_classes))
-    return SavedModel(named, names, False, tensors, path, "raw", None)
+    return SavedModel(recipe, names, False, tensors, path, "raw", None)
 
 
 def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:

@@ -6,7 +6,7 @@ Every checkpoint is verified before it is averaged, and the result does not depe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from reconv.checkpoint.average_checkpoints import average_checkpoints, exponenti
 from reconv.checkpoint.locate import EMA, MODEL, find_run
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, encode
+from reconv.checkpoint.weights_metadata import read_metadata, to_header
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
 from reconv.recipe.loader import load
@@ -98,8 +99,14 @@ def _write(
     factors = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
     tensors = average_checkpoints([folder / part for folder in folders], factors)
     with disk_errors(target):
-        write_atomic(target, encode(tensors))
+        write_atomic(target, encode(tensors, _header(folders[-1] / part)))
     return AveragedWeights(target, tuple(steps), kind)
+
+
+def _header(newest: Path) -> dict[str, str]:
+    """The metadata of an average: that of its newest checkpoint."""
+    metadata = read_metadata(newest)
+    return {} if metadata is None else to_header(replace(metadata, weights=AVERAGED))
 
 
 def _duration(last: str | Duration) -> Duration:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +17,12 @@ from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_dir import BestCheckpoint
 from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
+from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
+from reconv.recipe.schema import Recipe
 from reconv.trainer.build.code import code_digests
 from reconv.trainer.build.train_state import TrainState
 from reconv.trainer.oom import MicroBatchSize
@@ -133,7 +136,7 @@ class Checkpointer:
         metadata: Mapping[str, Any],
         best: tuple[int, float] | None,
     ) -> SavedCheckpoint:
-        saved = self._store.save(step, tensors, metadata)
+        saved = self._store.save(step, tensors, metadata, weights_headers(metadata, self._run.recipe, step))
         if best is not None:
             metric, weights = self._state.task.metric, self._state.monitored_weights
             self._run.run_dir.write_best(BestCheckpoint(best[0], metric, best[1], weights))
@@ -162,6 +165,14 @@ def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Calla
 
     copies = {part: {name: copy(tensor) for name, tensor in tensors.items()} for part, tensors in parts.items()}
     return lambda: {part: {name: wait() for name, wait in waits.items()} for part, waits in copies.items()}
+
+
+def weights_headers(state: Mapping[str, Any], recipe: Recipe, step: int) -> dict[str, dict[str, str]]:
+    """The metadata of the weights files of a checkpoint, so that each can be used by itself."""
+    raw = WeightsMetadata(
+        recipe, tuple(state["class_names"]), tuple(state.get("class_ids", ())), "raw", step, __version__
+    )
+    return {"model": to_header(raw), "ema": to_header(replace(raw, weights="ema"))}
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from ranks import in_ranks
 
 import reconv
 from reconv.api import EvalResult
+from reconv.checkpoint.store import encode
 from reconv.errors import CheckpointError, ResourceError, UsageError
 from reconv.logging.events import EvalFinished, read_events
 
@@ -143,7 +145,7 @@ def test_missing_runs_and_wrong_recipes_are_rejected(classifier: Path, tmp_path:
     with pytest.raises(CheckpointError):
         reconv.evaluate(tmp_path / "nowhere")
     bare = tmp_path / "bare.safetensors"
-    bare.write_bytes(_weights_file(classifier).read_bytes())
+    bare.write_bytes(encode(safetensors.torch.load_file(_weights_file(classifier))))
     with pytest.raises(UsageError, match="recipe"):
         reconv.evaluate(bare)
     with pytest.raises(CheckpointError):

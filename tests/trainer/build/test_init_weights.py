@@ -17,7 +17,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.store import CheckpointStore, encode
 from reconv.cli import main
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
@@ -238,7 +238,7 @@ def test_weights_file_in_a_checkpoint_needs_no_recipe(run: Run) -> None:
         [bare] = reconv.evaluate(checkpoint / f"{part}.safetensors")
         assert (bare.weights, bare.metrics, bare.step) == (weights, whole.metrics, 6)
     elsewhere = folder.parent / "bare.safetensors"
-    elsewhere.write_bytes((checkpoint / "model.safetensors").read_bytes())
+    elsewhere.write_bytes(encode(safetensors.torch.load_file(checkpoint / "model.safetensors")))
     with pytest.raises(UsageError, match="--recipe"):
         reconv.evaluate(elsewhere)
     assert (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.store import CheckpointStore, encode
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
@@ -102,9 +102,9 @@ def test_resume_is_bitwise_and_requires_the_same_teacher(run: Run, teacher: Path
     assert [name for name in one if not one[name].equal(two[name])] == []
 
 
-def test_teacher_weights_file_needs_a_recipe(run: Run, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_weights_file_without_metadata_needs_a_recipe(run: Run, teacher: Path, tmp_path: Path) -> None:
     file = tmp_path / "teacher.safetensors"
-    file.write_bytes((newest(teacher) / "model.safetensors").read_bytes())
+    file.write_bytes(encode(safetensors.torch.load_file(newest(teacher) / "model.safetensors")))
     with pytest.raises(UsageError, match=r"distill\.teacher_recipe"):
         run("a", distill__teacher=str(file))
     recipe = tmp_path / "teacher.yaml"
