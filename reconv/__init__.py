@@ -1,7 +1,7 @@
 """Reconv trains the reference convolutional networks from a recipe.
 
-`Callback`, `Predictor`, `evaluate`, `predict` and `train` are imported when they are first used, so `import reconv`
-does not import torch.
+`train`, `load`, `evaluate`, `predict` and the classes of the API are imported when they are first used, so
+`import reconv` does not import torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from reconv.inference.evaluate_run import evaluate
     from reconv.inference.predict_files import predict
-    from reconv.inference.predictor import Predictor
+    from reconv.inference.predictor import Predictor, load
     from reconv.trainer.custom_callbacks import Callback, RunInfo
     from reconv.trainer.training_run import train
 
-__all__ = ["Callback", "Predictor", "RunInfo", "__version__", "evaluate", "predict", "train"]
+__all__ = ["Callback", "Predictor", "RunInfo", "__version__", "evaluate", "load", "predict", "train"]
 
-_LAZY = ("Callback", "Predictor", "RunInfo", "evaluate", "predict", "train")
+_LAZY = ("Callback", "Predictor", "RunInfo", "evaluate", "load", "predict", "train")
 
 
 def __getattr__(name: str) -> object:

@@ -1,8 +1,9 @@
-"""The Python API: `train`, `evaluate`, `predict`, `average`, `dry_run` and what they return."""
+"""The Python API: `train`, `load`, `evaluate`, `predict`, `average`, `dry_run` and what they return."""
 
 from reconv.inference.evaluate_run import evaluate
 from reconv.inference.predict_files import predict
-from reconv.inference.predictor import ClassScore, DetectedBox, EvalResult, Prediction, Predictor
+from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
+from reconv.inference.predictor import EvalResult, Predictor, load
 from reconv.trainer.checkpoint_average import AveragedWeights, average
 from reconv.trainer.custom_callbacks import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
@@ -17,6 +18,7 @@ __all__ = [
     "DryRunResult",
     "EvalResult",
     "Prediction",
+    "PredictionList",
     "Predictor",
     "RunInfo",
     "RunResult",
@@ -24,6 +26,7 @@ __all__ = [
     "average",
     "dry_run",
     "evaluate",
+    "load",
     "predict",
     "train",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +20,7 @@ from reconv.cli.options import (
 from reconv.errors import DataError
 
 if TYPE_CHECKING:
-    from reconv.api import DetectedBox, Prediction
+    from reconv.api import Prediction
 
 _MAX_BAD_LISTED = 5
 
@@ -89,7 +89,7 @@ def predict(
     good = [prediction for prediction in predictions if not prediction.error]
     bad = [prediction for prediction in predictions if prediction.error]
     if json_file is not None:
-        emit_json([_to_json(prediction) for prediction in predictions], json_file)
+        emit_json([prediction.to_dict() for prediction in predictions], json_file)
     elif good and good[0].boxes is not None:
         _print_boxes(good)
     elif good:
@@ -125,21 +125,3 @@ def _print_boxes(predictions: Sequence[Prediction]) -> None:
     saved = [prediction.saved_image for prediction in predictions if prediction.saved_image is not None]
     if saved:
         print_note(f"saved: {saved[0]}" + (f" and {len(saved) - 1} more" if len(saved) > 1 else ""))
-
-
-def _to_json(prediction: Prediction) -> dict[str, Any]:
-    return {
-        "path": str(prediction.path),
-        **(
-            {"classes": [{"name": found.name, "score": found.score} for found in prediction.classes]}
-            if prediction.boxes is None
-            else {"boxes": [_box_to_json(box) for box in prediction.boxes]}
-        ),
-        **({"saved_image": str(prediction.saved_image)} if prediction.saved_image is not None else {}),
-        **({"error": prediction.error} if prediction.error else {}),
-    }
-
-
-def _box_to_json(box: DetectedBox) -> dict[str, Any]:
-    class_id = {} if box.class_id is None else {"class_id": box.class_id}
-    return {"name": box.name, **class_id, "score": box.score, "box_xyxy": list(box.box_xyxy)}

@@ -9,11 +9,12 @@ from pathlib import Path
 from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import TrustCode
 from reconv.data.decode.pillow import decode_image
-from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
-from reconv.inference.predictor import MIN_SCORE, ImageFile, LogFunction, Prediction, Predictor, find_model, no_log
+from reconv.inference.image_input import ImageFile
+from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
+from reconv.inference.predictor import MIN_SCORE, LogFunction, Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import read_detection_analysis
 
@@ -32,7 +33,7 @@ def predict(
     skip_bad: bool = False,
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
-) -> list[Prediction]:
+) -> PredictionList:
     """Load `run` and predict each image file, and every image in each folder, of `paths`.
 
     See `Predictor.load` and `Predictor.predict` for the options. A detector can also write a copy of each image with
@@ -50,7 +51,7 @@ def predict(
         raise UsageError("--save-images is for detectors, and this model is a classifier", then="omit --save-images")
     targets = _target_files([file.path for file in files], Path(save_images))
     predictions = predictor.predict(files, top=top, min_score=min_score, skip_bad=skip_bad)
-    return list(_save_images(predictions, targets))
+    return PredictionList(_save_images(predictions, targets))
 
 
 def _log_threshold(run_dir: RunDir | None, log: LogFunction) -> None:
@@ -100,8 +101,7 @@ def _save_images(predictions: Sequence[Prediction], targets: Sequence[Path]) -> 
         if prediction.boxes is None or prediction.path is None:
             yield prediction
             continue
-        boxes = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_color(b.label)) for b in prediction.boxes]
-        image = draw_boxes(decode_image(read(prediction.path), 3, str(prediction.path)), boxes)
+        image = image_with_boxes(decode_image(read(prediction.path), 3, str(prediction.path)), prediction.boxes)
         with disk_errors(target.parent, "choose another folder with --save-images DIR"):
             target.parent.mkdir(parents=True, exist_ok=True)
             image.save(target)

@@ -8,19 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.data.dataset import Dataset, Split
-from reconv.data.decode.pillow import convert_mode, decode_image, to_image
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.data.transforms.host_transforms import eval_transform
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
@@ -29,7 +24,9 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate, merge_ranks
+from reconv.inference.image_input import ImageFile, ImageInput, split_images, to_pil
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
+from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
 from reconv.machine import Machine, cores_per_process
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
@@ -52,48 +49,6 @@ LogFunction = Callable[[str], None]
 
 def no_log(text: str) -> None:
     """Discard a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """An image file; `is_named`: the user gave this path, so a pipe is read until its writer closes it."""
-
-    path: Path
-    is_named: bool = True
-
-
-ImageInput = str | Path | ImageFile | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ClassScore:
-    """A class with its probability."""
-
-    name: str
-    score: float
-    label: int  # index into the class names
-
-
-@dataclass(frozen=True, slots=True)
-class DetectedBox:
-    """A detection in one image."""
-
-    name: str
-    score: float
-    box_xyxy: tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
-    label: int  # index into the class names
-    class_id: int | None = None  # the category id of the training data, where it had one
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The prediction for one image, best score first: `classes` of a classifier, `boxes` of a detector."""
-
-    path: Path | None  # None: the image was not a file
-    classes: tuple[ClassScore, ...] = ()
-    boxes: tuple[DetectedBox, ...] | None = None  # None: the model is a classifier, or there was an error
-    error: str = ""  # why the image could not be read
-    saved_image: Path | None = None  # the copy of the image with its boxes, where one was requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +76,20 @@ class EvalResult:
 class _Sample:
     """A decoded image, resized and cropped for the model, and its original size."""
 
+    image: ImageInput  # as it was passed
     path: Path | None
     pixels: Tensor  # [channels, size, size] uint8
     width: int
     height: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Predictor:
     """A trained model with the preprocessing it was evaluated with and its post-processing."""
 
     recipe: Recipe
     class_names: tuple[str, ...]
-    has_class_names: bool  # False: a bare weights file, whose names are class indices
+    has_class_names: bool  # False: a weights file without names; they are class indices
     network: Network
     device: Device
     path: Path
@@ -157,9 +113,9 @@ class Predictor:
     ) -> Predictor:
         """Load a run directory, a checkpoint directory, a weights file or published weights.
 
-        `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A bare weights file needs `recipe`.
-        With `trust_code`, code that the recipe of the run names is imported; `model` is the network of a run that got
-        it from Python.
+        `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A weights file of another program
+        needs `recipe`. With `trust_code`, code that the recipe of the run names is imported; `model` is the network of
+        a run that got it from Python.
         """
         located = find_model(run, best, log)
         return cls.from_located(
@@ -182,11 +138,13 @@ class Predictor:
         saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code, model=model)
         threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
         opened = open_device(device, threads, launch_env.local_rank)
+        network = build_saved_model(saved, saved.recipe, opened)
+        network.model.eval()
         return cls(
             recipe=saved.recipe,
             class_names=saved.class_names,
             has_class_names=saved.has_class_names,
-            network=build_saved_model(saved, saved.recipe, opened),
+            network=network,
             device=opened,
             path=saved.path,
             weights=saved.weights,
@@ -195,8 +153,37 @@ class Predictor:
             data_fingerprint=saved.data_fingerprint,
         )
 
+    def __call__(
+        self, images: ImageInput | Iterable[ImageInput], *, top: int | None = None, min_score: float | None = None
+    ) -> Prediction | PredictionList:
+        """The prediction for an image, or those for several: a list, or a tensor or array of four dimensions."""
+        items, is_single = split_images(images)
+        predictions = self.predict(items, top=top, min_score=min_score)
+        return predictions[0] if is_single else predictions
+
     @property
-    def classes(self) -> ModelClasses:
+    def module(self) -> nn.Module:
+        """The network, on its device and in eval mode."""
+        return self.network.model
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the network's outputs."""
+        return self.class_names
+
+    def preprocess(self, images: ImageInput | Iterable[ImageInput]) -> Tensor:
+        """Images as the network takes them: a batch [n, channels, size, size] on its device; n is 1 for one image."""
+        samples = [self._read(image, skip_bad=False) for image in split_images(images)[0]]
+        batch = self._collate([sample for sample in samples if isinstance(sample, _Sample)])
+        prepared = build_eval_preprocess(self.recipe, self.network)(batch)["images"]
+        return prepared.to(next(self.module.parameters()).dtype)
+
+    def __repr__(self) -> str:
+        name, num_classes = self.recipe.model.name, len(self.class_names)
+        return f"<Predictor {name}, {num_classes} classes, {self.weights} weights of {self.path}, {self.device.kind}>"
+
+    @property
+    def model_classes(self) -> ModelClasses:
         return ModelClasses(self.class_names, self.has_class_names, self.data_fingerprint)
 
     @property
@@ -211,18 +198,19 @@ class Predictor:
 
     def predict(
         self,
-        images: Sequence[ImageInput],
+        images: ImageInput | Iterable[ImageInput],
         *,
         top: int | None = None,
         min_score: float | None = None,
         batch_size: int = BATCH_SIZE,
         skip_bad: bool = False,
-    ) -> list[Prediction]:
+    ) -> PredictionList:
         """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
 
-        Arrays and tensors are uint8. A classifier gives its `top` (5) classes. A detector gives its `top` boxes (all)
-        with a score of at least `min_score` (0.3), a multi-label model its `top` labels (all) with at least 0.5. With
-        `skip_bad`, an image that cannot be read does not raise `DataError`; its prediction has the `error`.
+        Arrays and tensors are uint8, or floats from 0 to 1; those of four dimensions are batches. A classifier gives
+        its `top` (5) classes. A detector gives its `top` boxes (all) with a score of at least `min_score` (0.3), a
+        multi-label model its `top` labels (all) with at least 0.5. With `skip_bad`, an image that cannot be read does
+        not raise `DataError`; its prediction has the `error`.
         """
         if min_score is not None and self.recipe.task == "classification":
             raise UsageError(
@@ -235,10 +223,11 @@ class Predictor:
             to_predictions = self._to_labels(top, THRESHOLD if min_score is None else min_score)
         else:
             to_predictions = self._to_classes(top)
-        step, predictions = self.inference_step, []
+        items, _ = split_images(images)
+        step, predictions = self.inference_step, PredictionList()
         with eval_mode(self.network.model):
-            for start in range(0, len(images), batch_size):
-                chunk = [self._read(image, skip_bad) for image in images[start : start + batch_size]]
+            for start in range(0, len(items), batch_size):
+                chunk = [self._read(image, skip_bad) for image in items[start : start + batch_size]]
                 samples = [sample for sample in chunk if isinstance(sample, _Sample)]
                 good = iter(to_predictions(step(self._collate(samples))[0], samples) if samples else ())
                 predictions += [next(good) if isinstance(item, _Sample) else item for item in chunk]
@@ -260,7 +249,7 @@ class Predictor:
         With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result.
         """
         process_group = process_group or ProcessGroup.single()
-        recipe, whole = self.recipe, open_eval_set(self.recipe, self.classes, data, split)
+        recipe, whole = self.recipe, open_eval_set(self.recipe, self.model_classes, data, split)
         if data is not None or split is not None:
             log(f"data: {whole.origin}")
         dataset = limit_samples(whole, samples)
@@ -307,7 +296,7 @@ class Predictor:
             if not skip_bad:
                 raise
             return Prediction(path, error=error.what)
-        return _Sample(path, torch.tensor(eval_transform(pil, preprocess)), pil.width, pil.height)
+        return _Sample(image, path, torch.tensor(eval_transform(pil, preprocess)), pil.width, pil.height)
 
     def _collate(self, samples: Sequence[_Sample]) -> Batch:
         rows = torch.arange(len(samples))
@@ -320,7 +309,7 @@ class Predictor:
             for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
                 pairs = zip(row_scores, row_labels, strict=True)
                 classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
-                yield Prediction(sample.path, classes)
+                yield Prediction(sample.path, classes, image=sample.image)
 
         return to_predictions
 
@@ -329,7 +318,8 @@ class Predictor:
             scores, labels = to_accumulate_dtype(logits).sigmoid().sort(dim=1, descending=True, stable=True)
             for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
                 pairs = [pair for pair in zip(row_scores, row_labels, strict=True) if pair[0] >= min_score][:top]
-                yield Prediction(sample.path, tuple(ClassScore(self.class_names[k], score, k) for score, k in pairs))
+                classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
+                yield Prediction(sample.path, classes, image=sample.image)
 
         return to_predictions
 
@@ -344,7 +334,7 @@ class Predictor:
             for row, sample in enumerate(samples):
                 found = boxes_in_pixels(detections, row, sample.width, sample.height, self.class_names, self.class_ids)
                 boxes = [box for box in found if box.score >= threshold][:top]
-                yield Prediction(sample.path, boxes=tuple(boxes))
+                yield Prediction(sample.path, boxes=tuple(boxes), image=sample.image)
 
         return to_predictions
 
@@ -358,33 +348,32 @@ def _num_workers(recipe: Recipe, dataset: Dataset, process_group: ProcessGroup) 
     return min(cores_per_process(Machine(), process_group.launch_env.local_world_size), AUTO_THREADS)
 
 
+def load(
+    run: str | Path,
+    *,
+    best: bool = False,
+    weights: str = "auto",
+    recipe: str | None = None,
+    device: str = "auto",
+    trust_code: TrustCode = False,
+    model: Any = None,
+    log: LogFunction = print,
+) -> Predictor:
+    """Load a run directory, a checkpoint, a weights file or published weights, to predict images: `model(image)`.
+
+    See `Predictor.load` for the options.
+    """
+    return Predictor.load(
+        run, best=best, weights=weights, recipe=recipe, device=device, trust_code=trust_code, model=model, log=log
+    )
+
+
 def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
     """The checkpoint or weights file that `run` stands for; logs the damaged checkpoints that were skipped."""
     located = find_weights(run, "best" if best else "newest", log).located
     for path, reason in located.skipped:
         log(f"skipped {path.name}, which cannot be used: {reason}")
     return located
-
-
-def to_pil(image: ImageInput, channels: int) -> Image.Image:
-    """The upright image with 1 (mode L) or 3 (mode RGB) channels."""
-    if isinstance(image, str | Path):
-        image = ImageFile(Path(image))
-    if isinstance(image, ImageFile):
-        data = read_file_or_pipe(image.path) if image.is_named else read(image.path)
-        return decode_image(data, channels, str(image.path))
-    if isinstance(image, bytes):
-        return decode_image(image, channels)
-    if isinstance(image, Image.Image):
-        return convert_mode(ImageOps.exif_transpose(image), channels)
-    pixels = image.permute(1, 2, 0).cpu().numpy() if isinstance(image, Tensor) else image
-    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
-        raise UsageError(
-            f"an image of shape {tuple(image.shape)} and dtype {image.dtype} is not supported",
-            then="pass a uint8 array [height, width] or [height, width, 1 or 3], or a uint8 tensor [1 or 3, H, W]",
-        )
-    return to_image(pixels, channels)
 
 
 def boxes_in_pixels(

@@ -15,7 +15,9 @@ from reconv.data.readers.digits import open_digits
 from reconv.detection.postprocess import Detections
 from reconv.errors import CheckpointError, DataError, UsageError
 from reconv.inference.evaluate import evaluate
-from reconv.inference.predictor import DetectedBox, ImageInput, Predictor, boxes_in_pixels, to_pil
+from reconv.inference.image_input import ImageInput, to_pil
+from reconv.inference.predictions import DetectedBox, Prediction, PredictionList
+from reconv.inference.predictor import Predictor, boxes_in_pixels
 from reconv.tasks.detection import DetectionTask
 from reconv.trainer.build.datasets import open_datasets
 from reconv.trainer.build.loaders import build_eval_loader
@@ -30,16 +32,16 @@ def test_predictions_agree_with_the_metrics_of_evaluation(classifier: Path) -> N
     assert isinstance(images[0], np.ndarray)
     predictions = predictor.predict(images, top=10, batch_size=100)
     result = predictor.evaluate()
-    correct = [p.classes[0].label == target for p, target in zip(predictions, targets, strict=True)]
+    correct = [p.classes[0].index == target for p, target in zip(predictions, targets, strict=True)]
     assert np.mean(correct) == pytest.approx(result.metrics["top1"], abs=1e-12)
     scores = [
-        next(c.score for c in p.classes if c.label == target) for p, target in zip(predictions, targets, strict=True)
+        next(c.score for c in p.classes if c.index == target) for p, target in zip(predictions, targets, strict=True)
     ]
     assert -np.log(scores).mean() == pytest.approx(result.metrics["loss"], abs=1e-5)
     for prediction in predictions[:20]:
         assert sum(found.score for found in prediction.classes) == pytest.approx(1)
         assert [found.score for found in prediction.classes] == sorted(c.score for c in prediction.classes)[::-1]
-        assert all(predictor.class_names[found.label] == found.name for found in prediction.classes)
+        assert all(predictor.class_names[found.index] == found.name for found in prediction.classes)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P"])
@@ -50,11 +52,15 @@ def test_every_kind_of_input_gives_the_same_prediction(classifier: Path, tmp_pat
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     inputs: list[ImageInput] = [tmp_path / "image.png", str(tmp_path / "image.png"), buffer.getvalue(), image]
+    inputs += [io.BytesIO(buffer.getvalue()), bytearray(buffer.getvalue())]
     if mode == "L":
         array = np.asarray(image)
-        inputs += [array, array[:, :, None], torch.tensor(array)[None]]
+        inputs += [array, array[:, :, None], torch.tensor(array)[None], torch.tensor(array), array / 255.0]
     if mode == "RGB":
-        inputs += [pixels, torch.tensor(pixels).permute(2, 0, 1)]
+        tensor = torch.tensor(pixels).permute(2, 0, 1)
+        inputs += [pixels, tensor, tensor / 255.0, tensor.long(), pixels.astype(np.float32) / 255]
+    if mode == "RGBA":
+        inputs += [np.asarray(image), torch.tensor(np.asarray(image)).permute(2, 0, 1)]
     first, *others = Predictor.load(classifier).predict(inputs, batch_size=1)
     assert first.path == tmp_path / "image.png" and len(first.classes) == 5
     assert all(other.classes == first.classes for other in others)
@@ -69,10 +75,54 @@ def test_exif_orientation_is_applied_to_pil_images_and_files(tmp_path: Path) -> 
         assert to_pil(opened, 1).tobytes() == to_pil(tmp_path / "turned.png", 1).tobytes()
 
 
-@pytest.mark.parametrize("image", [np.zeros((4, 4, 3)), np.zeros((4, 4, 2), np.uint8), torch.zeros(3, 4, 4)])
-def test_arrays_of_other_dtypes_and_shapes_are_rejected(image: ImageInput) -> None:
-    with pytest.raises(UsageError, match="shape"):
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        (np.zeros((4, 4, 2), np.uint8), "shape"),
+        (np.zeros((3, 40, 40), np.uint8), "shape"),
+        (np.zeros((2, 4, 4, 3), np.uint8), "shape"),
+        (np.zeros((0, 4), np.uint8), "shape"),
+        (np.zeros((4, 4), np.complex64), "dtype"),
+        (np.full((4, 4, 3), 1.5), "values from 1.5 to 1.5"),
+        (torch.full((3, 4, 4), -0.5), "values from -0.5"),
+        (torch.full((3, 4, 4), float("nan")), "values from nan"),
+        (np.full((4, 4), 300, np.uint16), "not from 0 to 255"),
+        (3, "int is not an image"),
+        (None, "NoneType is not an image"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_what_to_pass(image: ImageInput, text: str) -> None:
+    with pytest.raises((UsageError, DataError), match=text) as caught:
         to_pil(image, 3)
+    assert caught.value.then
+
+
+def test_a_model_is_called_with_one_image_or_many(classifier: Path) -> None:
+    model = reconv.load(classifier)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 20, 30), dtype=np.uint8)
+    one = model(pixels[0], top=3)
+    assert isinstance(one, Prediction) and len(one.classes) == 3
+    assert (one.label, one.score) == (one.classes[0].name, one.classes[0].score)
+    for many in (model(list(pixels)), model(tuple(pixels)), model(iter(pixels)), model(torch.tensor(pixels)[:, None])):
+        assert isinstance(many, PredictionList)
+        assert [p.label for p in many] == [p.label for p in model.predict(list(pixels))]
+    assert model(pixels[..., None]) == model(list(pixels)), "an array [n, H, W, 1] is a batch"
+    assert model([]) == []
+
+
+def test_module_and_preprocess_give_the_scores_of_the_model(classifier: Path) -> None:
+    model = reconv.load(classifier, device="cpu")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8))
+    batch = model.preprocess(image)
+    assert batch.shape == (1, 1, 8, 8) and not model.module.training
+    with torch.no_grad():
+        scores = model.module(batch).softmax(1)[0]
+    best = model(image).classes[0]
+    assert model.classes == model.class_names == tuple("0123456789")
+    assert model.classes[int(scores.argmax())] == best.name
+    assert float(scores.max()) == pytest.approx(best.score, abs=1e-6)
+    assert model.preprocess([image, image]).shape == (2, 1, 8, 8)
+    assert "10 classes" in repr(model)
 
 
 def test_an_unreadable_image_raises_or_returns_an_error(classifier: Path) -> None:
@@ -136,7 +186,7 @@ def test_a_validation_image_gets_the_boxes_that_evaluation_found(detector: Path)
         assert prediction.boxes
         np.testing.assert_allclose([box.score for box in prediction.boxes], image.scores, atol=1e-5)
         np.testing.assert_allclose([box.box_xyxy for box in prediction.boxes], image.boxes_xyxy, atol=1e-2)
-        assert [box.label for box in prediction.boxes] == image.labels.tolist()
+        assert [box.index for box in prediction.boxes] == image.labels.tolist()
 
 
 # Three classes that only the order of the channels and the mean of each tell apart.
