@@ -25,6 +25,9 @@ Decoder = Literal["pillow", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
 
+PixelValue = Annotated[int, Field(ge=0, le=255)]
+
+
 class PreprocessConfig(Section):
     """How an image becomes a network input; evaluation, prediction and export use the same settings."""
 
@@ -198,7 +201,11 @@ class RandAugmentConfig(Section):
     num_ops: Annotated[int, Field(gt=0, le=100)] = 2
     """Number of operations applied to an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-    """Strength of the operations, from 0 to 30."""
+    """Strength of the operations, from 0 to 30, for timm from 0 to 10."""
+    magnitude_std: NonNegative = 0
+    """timm: standard deviation of the magnitude."""
+    implementation: Literal["paper", "timm"] = "paper"
+    """`timm` is its rand-mM-mstdS-inc1: other operations, each applied with probability 0.5."""
 
 
 class SsdCropConfig(Section):
@@ -275,12 +282,12 @@ class AugmentConfig(Section):
     hflip_mode: Literal["random", "alternating"] = "random"
     """`alternating` decides once per image and then flips it in every second epoch."""
     color_jitter: ColorJitterConfig = ColorJitterConfig()
-    auto_augment: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
-    """Augmentation policy: the ImageNet policy of the AutoAugment paper, the `v0` policy of EfficientNet, or
-    RandAugment."""
+    auto_augment: Literal["none", "autoaugment", "autoaugment-v0", "randaugment", "ta_wide", "3-augment"] = "none"
+    """Augmentation policy: the ImageNet policy of the AutoAugment paper, the `v0` policy of EfficientNet, RandAugment,
+    torchvision's TrivialAugmentWide, or DeiT III's 3-Augment (which goes with `color_jitter` of 0.3)."""
     randaugment: RandAugmentConfig = RandAugmentConfig()
-    fill: Annotated[int, Field(ge=0, le=255)] = 128
-    """Gray value of the pixels that geometric operations of `auto_augment` uncover."""
+    fill: PixelValue | Annotated[tuple[PixelValue, PixelValue, PixelValue], Listed] = 128
+    """Gray value, or color, of the pixels that geometric operations of `auto_augment` uncover."""
     extra: Annotated[tuple[NamedTransform, ...], Listed, BeforeValidator(parse_list)] = ()
     """Your own transforms by import path, as in [my_pkg.transforms:Blur]: transform(image, rng) of a PIL image after
     crop, color jitter and auto_augment; with `on_device: true`, transform(images, uniforms) of a normalized batch."""

@@ -254,6 +254,13 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
         text = "changes training images, but augment.train_like_eval prepares them like evaluation images"
         for name in (name for name, is_on in excluded.items() if is_on):
             yield Contradiction((f"augment.{name}", "augment.train_like_eval"), text)
+    rand = augment.randaugment
+    if rand.implementation == "timm" and rand.magnitude > 10:
+        text = f"{rand.magnitude} is above 10, the largest magnitude of timm"
+        yield Contradiction(("augment.randaugment.magnitude", "augment.randaugment.implementation"), text)
+    if rand.implementation != "timm" and rand.magnitude_std > 0:
+        text = f"is for timm, but augment.randaugment.implementation is {rand.implementation}"
+        yield Contradiction(("augment.randaugment.magnitude_std", "augment.randaugment.implementation"), text)
     if recipe.data.preprocess.channels == 1:
         for name in ("saturation", "hue"):
             if getattr(augment.color_jitter, name) > 0:

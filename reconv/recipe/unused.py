@@ -114,8 +114,9 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield recipe.task == "detection", f"task is {recipe.task}", boxes
     yield augment.hflip > 0, "augment.hflip is 0", ("augment.hflip_mode",)
     policy = f"augment.auto_augment is {augment.auto_augment}"
-    yield augment.auto_augment == "randaugment", policy, _field_names("augment.randaugment", "num_ops", "magnitude")
-    yield augment.auto_augment != "none", policy, ("augment.fill",)
+    rand = ("num_ops", "magnitude", "magnitude_std", "implementation")
+    yield augment.auto_augment == "randaugment", policy, _field_names("augment.randaugment", *rand)
+    yield augment.auto_augment not in ("none", "3-augment"), policy, ("augment.fill",)
     yield (
         augment.random_erasing.probability > 0,
         "augment.random_erasing.probability is 0",

@@ -47,10 +47,14 @@ CASES = {
         "augment.mixup.alpha": "0.3",
     },
     "bce": {
-        "augment.repeats": "3",
         "loss.name": "bce",
         "loss.class_weights": "balanced",
         "augment.cutmix.alpha": "1.0",
+        "augment.repeats": "3",
+        "augment.auto_augment": "randaugment",
+        "augment.randaugment.implementation": "timm",
+        "augment.randaugment.magnitude_std": "0.5",
+        "model.options.drop_path_rate": "0.2",
     },
 }
 each_case = pytest.mark.parametrize("settings", [pytest.param(case, id=name) for name, case in CASES.items()])

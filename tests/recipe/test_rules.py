@@ -55,6 +55,8 @@ MESSAGES = [  # recipe, message without its line number
     ("augment: {train_like_eval: true, auto_augment: autoaugment}", "augment.auto_augment: changes training images"),
     ("augment: {train_like_eval: true, random_erasing: {probability: 0.1}}", "augment.random_erasing.probability: ch"),
     ("augment: {train_like_eval: true, repeats: 3}", "augment.repeats: changes training images"),
+    ("augment: {randaugment: {magnitude_std: 0.5}}", "augment.randaugment.magnitude_std: is for timm, but"),
+    ("augment: {randaugment: {magnitude: 11, implementation: timm}}", "augment.randaugment.magnitude: 11 is above 10"),
     ("augment: {cutmix: {lam: 0.5}}", "augment.cutmix.lam: is for augment.cutmix.mode fixed and random"),
     ("augment: {cutmix: {mode: fixed, alpha: 1.0}}", "augment.cutmix.alpha: is for augment.cutmix.mode beta"),
     ("augment: {combine: both, mixup: {alpha: 0.2}}", "augment.combine: both needs"),

@@ -1,72 +1,95 @@
-"""AutoAugment and RandAugment: named operations on uint8 images, and the policies that choose among them.
+"""AutoAugment and RandAugment policies, and the choice of a recipe's policy.
 
 autoaugment: the ImageNet policy of Cubuk et al. 2019 (arXiv 1805.09501), strengths in ten levels. autoaugment-v0: the
 ImageNet policy that EfficientNet's authors published with their code, strengths in eleven levels, enhancements and
 solarizing with one sign. randaugment: Cubuk et al. 2020 (arXiv 1909.13719), 14 operations with equal probability,
-strengths in 31 levels.
+strengths in 31 levels. The others are in `random_policies`.
 
-Geometric operations take the nearest pixel and fill with gray. They are applied before the flip on the device, which
-does not matter: each has both signs with equal probability.
+Geometric operations of these three take the nearest pixel. They are applied before the flip on the device, which does
+not matter: each has both signs with equal probability.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from reconv.data.dataset import I64, NamedArrays
+from reconv.data.decode.pillow import RESAMPLING
+from reconv.data.transforms.image_ops import Operation, apply_operation
+from reconv.data.transforms.random_policies import (
+    OP_APPLIED,
+    OP_INDEX,
+    OP_LEVEL,
+    OP_NEGATED,
+    three_augment_params,
+    three_operation,
+    timm_operation,
+    timm_rand_params,
+    trivial_operation,
+    trivial_params,
+)
 from reconv.random import key, uniforms
-from reconv.recipe.data_fields import AugmentConfig
-
-ImageOp = Callable[[Image.Image, float, int], Image.Image]  # image, strength, gray level of the fill
+from reconv.recipe.data_fields import AugmentConfig, Interpolation
 
 # Names of the parameters.
 SUB_POLICY = "sub_policy"  # int64 [n]: AutoAugment's pair of operations
 OP_UNIFORM = "op_uniform"  # float64 [n, 2]: AutoAugment's operation is applied where this is below its probability
-OP_INDEX = "op_index"  # int64 [n, num_ops]: RandAugment's operations
-OP_NEGATED = "op_negated"  # bool [n, num_ops]: whether the strength of a signed operation is negated
 
-_SOLARIZE_ADD_BELOW = 128
 _MAX_SHIFT = 150 / 331  # of the side: 150 pixels of the 331 that the paper's networks saw
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """An operation with its strength and probability; `signed`: the strength is negated half of the time."""
-
-    name: str
-    strength: float = 0.0
-    signed: bool = False
-    probability: float = 1.0
+_WITH_LEVELS: Mapping[str, Callable[[int, float], Operation]] = {  # by name of the policy
+    "randaugment": timm_operation,
+    "ta_wide": trivial_operation,
+    "3-augment": three_operation,
+}
 
 
 def auto_augment_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
     """Which operations each position's image gets; empty without a policy."""
-    if augment.auto_augment == "none":
-        return {}
     base = key(seed, "policy")
-    if augment.auto_augment == "randaugment":
-        values = uniforms(base, positions, 2 * augment.randaugment.num_ops)
-        indices = (values[:, 0::2] * len(_RAND_NAMES)).astype(np.int64)
-        return {OP_INDEX: indices, OP_NEGATED: values[:, 1::2] < 0.5}
+    match augment.auto_augment:
+        case "none":
+            return {}
+        case "ta_wide":
+            return trivial_params(base, positions)
+        case "3-augment":
+            return three_augment_params(base, positions)
+        case "randaugment" if augment.randaugment.implementation == "timm":
+            return timm_rand_params(augment.randaugment, base, positions)
+        case "randaugment":
+            values = uniforms(base, positions, 2 * augment.randaugment.num_ops)
+            indices = (values[:, 0::2] * len(_RAND_NAMES)).astype(np.int64)
+            return {OP_INDEX: indices, OP_NEGATED: values[:, 1::2] < 0.5}
     values = uniforms(base, positions, 5)
     sub_policy = (values[:, 0] * len(POLICIES[augment.auto_augment])).astype(np.int64)
     return {SUB_POLICY: sub_policy, OP_UNIFORM: values[:, 1::2], OP_NEGATED: values[:, 2::2] < 0.5}
 
 
-def auto_augment(image: Image.Image, augment: AugmentConfig, params: NamedArrays) -> Image.Image:
-    """The image after the operations of its policy; `params` is one row of `auto_augment_params`."""
+def auto_augment(
+    image: Image.Image, augment: AugmentConfig, params: NamedArrays, interpolation: Interpolation = "bilinear"
+) -> Image.Image:
+    """The image after the operations of its policy; `params` is one row of `auto_augment_params`.
+
+    `interpolation` is that of geometric operations in timm's RandAugment and TrivialAugmentWide.
+    """
     if augment.auto_augment == "none":
         return image
     negated = params[OP_NEGATED].tolist()
+    if OP_LEVEL in params:
+        make = _WITH_LEVELS[augment.auto_augment]
+        applied = params[OP_APPLIED].tolist() if OP_APPLIED in params else [True] * len(negated)
+        choices = zip(params[OP_INDEX].tolist(), params[OP_LEVEL].tolist(), negated, applied, strict=True)
+        for index, level, is_negated, is_applied in choices:
+            if is_applied:
+                operation = make(index, level)
+                image = apply_operation(image, operation, is_negated, augment.fill, RESAMPLING[interpolation])
+        return image
     if augment.auto_augment == "randaugment":
-        choices = rand_operations(augment.randaugment.magnitude)
+        operations = rand_operations(augment.randaugment.magnitude)
         for index, is_negated in zip(params[OP_INDEX].tolist(), negated, strict=True):
-            image = apply_operation(image, choices[index], is_negated, augment.fill)
+            image = apply_operation(image, operations[index], is_negated, augment.fill)
         return image
     pair = POLICIES[augment.auto_augment][int(params[SUB_POLICY])]
     for operation, value, is_negated in zip(pair, params[OP_UNIFORM].tolist(), negated, strict=True):
@@ -74,45 +97,6 @@ def auto_augment(image: Image.Image, augment: AugmentConfig, params: NamedArrays
             image = apply_operation(image, operation, is_negated, augment.fill)
     return image
 
-
-def apply_operation(image: Image.Image, operation: Operation, negated: bool, gray: int) -> Image.Image:
-    strength = -operation.strength if operation.signed and negated else operation.strength
-    return OPERATIONS[operation.name](image, strength, gray)
-
-
-def _affine(image: Image.Image, matrix: tuple[float, ...], gray: int) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=_fill(image, gray))
-
-
-def _fill(image: Image.Image, gray: int) -> int | tuple[int, ...]:
-    return gray if image.mode == "L" else (gray,) * len(image.getbands())
-
-
-def _solarize_add(image: Image.Image, strength: float, _: int) -> Image.Image:
-    """Add to the pixels below a threshold only."""
-    levels = [min(255, v + int(strength)) if v < _SOLARIZE_ADD_BELOW else v for v in range(256)]
-    return image.point(levels * len(image.getbands()))
-
-
-OPERATIONS: Mapping[str, ImageOp] = {
-    "identity": lambda image, _, __: image,
-    "shear-x": lambda image, by, gray: _affine(image, (1, by, 0, 0, 1, 0), gray),
-    "shear-y": lambda image, by, gray: _affine(image, (1, 0, 0, by, 1, 0), gray),
-    "translate-x": lambda image, by, gray: _affine(image, (1, 0, int(by * image.width), 0, 1, 0), gray),
-    "translate-y": lambda image, by, gray: _affine(image, (1, 0, 0, 0, 1, int(by * image.height)), gray),
-    "translate-y-pixels": lambda image, by, gray: _affine(image, (1, 0, 0, 0, 1, by), gray),
-    "rotate": lambda image, by, gray: image.rotate(by, fillcolor=_fill(image, gray)),
-    "brightness": lambda image, by, _: ImageEnhance.Brightness(image).enhance(1 + by),
-    "color": lambda image, by, _: ImageEnhance.Color(image).enhance(1 + by),
-    "contrast": lambda image, by, _: ImageEnhance.Contrast(image).enhance(1 + by),
-    "sharpness": lambda image, by, _: ImageEnhance.Sharpness(image).enhance(1 + by),
-    "posterize": lambda image, bits, _: ImageOps.posterize(image, int(bits)),
-    "solarize": lambda image, threshold, _: ImageOps.solarize(image, math.ceil(threshold)),
-    "solarize-add": _solarize_add,
-    "autocontrast": lambda image, _, __: ImageOps.autocontrast(image),
-    "equalize": lambda image, _, __: ImageOps.equalize(image),
-    "invert": lambda image, _, __: ImageOps.invert(image),
-}
 
 _ENHANCEMENTS = ("brightness", "color", "contrast", "sharpness")
 _PLAIN = ("identity", "autocontrast", "equalize", "invert")

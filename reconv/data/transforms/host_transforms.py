@@ -90,7 +90,16 @@ def train_transform(
         out[:] = image
     if changes_colors_on_host(augment):
         cropped = to_image(np.ascontiguousarray(out.transpose(1, 2, 0)), preprocess.channels)
-        out[:] = to_array(auto_augment(color_jitter(cropped, params), augment, params)).transpose(2, 0, 1)
+        out[:] = to_array(_change_colors(cropped, preprocess, augment, params)).transpose(2, 0, 1)
+
+
+def _change_colors(
+    image: Image.Image, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays
+) -> Image.Image:
+    """Color jitter, then the policy; after 3-Augment, as in DeiT III."""
+    if augment.auto_augment == "3-augment":
+        return color_jitter(auto_augment(image, augment, params), params)
+    return auto_augment(color_jitter(image, params), augment, params, preprocess.interpolation)
 
 
 def _random_resized_crop(

@@ -6,20 +6,24 @@ import numpy as np
 import pytest
 from data_examples import noise
 from loading_examples import each_row
-from PIL import Image, ImageChops, ImageEnhance, ImageOps
+from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
 
 from reconv.data.transforms.auto_augment import (
-    OP_INDEX,
-    OP_NEGATED,
     OP_UNIFORM,
-    OPERATIONS,
     POLICIES,
     SUB_POLICY,
-    Operation,
-    apply_operation,
     auto_augment,
     auto_augment_params,
     rand_operations,
+)
+from reconv.data.transforms.image_ops import OPERATIONS, Operation, apply_operation
+from reconv.data.transforms.random_policies import (
+    OP_APPLIED,
+    OP_INDEX,
+    OP_LEVEL,
+    OP_NEGATED,
+    timm_operation,
+    trivial_operation,
 )
 from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
 
@@ -48,13 +52,16 @@ def test_value_operations_are_those_of_pillow() -> None:
         "autocontrast": (0, ImageOps.autocontrast(image)),
         "equalize": (0, ImageOps.equalize(image)),
         "invert": (0, ImageOps.invert(image)),
+        "grayscale": (0, image.convert("L").convert("RGB")),
+        "blur": (1.5, image.filter(ImageFilter.GaussianBlur(1.5))),
     }
     for name, (strength, wanted) in expected.items():
         result = OPERATIONS[name](image, strength, GRAY)
         assert np.array_equal(pixels(result), pixels(wanted)), name
         assert (name == "identity") == np.array_equal(pixels(result), pixels(image)), name
-    geometric = {"shear-x", "shear-y", "translate-x", "translate-y", "translate-y-pixels", "rotate", "solarize-add"}
-    assert expected.keys() | geometric == OPERATIONS.keys()
+    translations = {f"translate-{axis}{kind}" for axis in "xy" for kind in ("", "-rel", "-pixels")}
+    geometric = {"shear-x", "shear-y", "rotate", "solarize-add"}
+    assert expected.keys() | geometric | translations == OPERATIONS.keys()
 
 
 def test_translations_move_pixels_and_fill_with_gray() -> None:
@@ -67,6 +74,12 @@ def test_translations_move_pixels_and_fill_with_gray() -> None:
     assert np.array_equal(down[8:], before[:-8])
     assert (down[:8] == 7).all()
     assert np.array_equal(pixels(OPERATIONS["translate-y-pixels"](image, -8, 7)), down)
+    assert np.array_equal(pixels(OPERATIONS["translate-y-rel"](image, -0.25, 7)), down)
+    assert np.array_equal(pixels(OPERATIONS["translate-x-pixels"](image, 10, 7)), across)
+    assert np.array_equal(pixels(OPERATIONS["translate-x-rel"](image, 0.25, 7)), across)
+    halfway = pixels(OPERATIONS["translate-x-pixels"](image, 0.5, (9, 8, 7), Image.Resampling.BILINEAR))
+    assert np.abs(halfway[:, 1:-1] - (before[:, 1:-1] + before[:, 2:]) / 2).max() <= 1
+    assert pixels(OPERATIONS["translate-x-pixels"](image, 20, (9, 8, 7)))[0, -1].tolist() == [9, 8, 7]
 
 
 def test_shears_move_each_row_or_column_by_its_distance() -> None:
@@ -138,6 +151,74 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
     assert set(unchanged) == least.keys() - {"identity", "autocontrast", "equalize"}
 
 
+def test_timms_randaugment_has_its_operations_and_strengths() -> None:
+    found = {o.name: (o.strength, o.signed) for o in (timm_operation(index, 0.7) for index in range(15))}
+    assert found == {
+        **dict.fromkeys(("autocontrast", "equalize", "invert"), (0.0, False)),
+        "rotate": (pytest.approx(21), True),
+        "posterize": (2, False),  # 4 - int(2.8) bits are kept
+        "solarize": (256 - 179, False),
+        "solarize-add": (77, False),
+        **{name: (pytest.approx(0.63), True) for name in ("color", "contrast", "brightness", "sharpness")},
+        **{name: (pytest.approx(0.21), True) for name in ("shear-x", "shear-y")},
+        **{name: (pytest.approx(0.315), True) for name in ("translate-x-rel", "translate-y-rel")},
+    }
+
+
+def test_timms_magnitudes_are_normal_and_half_of_the_operations_are_applied() -> None:
+    rand = RandAugmentConfig(implementation="timm", magnitude=7, magnitude_std=0.5)
+    augment = AugmentConfig(auto_augment="randaugment", randaugment=rand)
+    params = auto_augment_params(augment, 3, np.arange(20_000, dtype=np.int64))
+    levels = params[OP_LEVEL] * 10
+    assert levels.mean() == pytest.approx(7, abs=0.02) and levels.std() == pytest.approx(0.5, abs=0.01)
+    assert (np.abs(levels - 7) < 0.5).mean() == pytest.approx(0.683, abs=0.01)
+    assert abs(np.corrcoef(levels[:, 0], levels[:, 1])[0, 1]) < 0.03
+    assert params[OP_APPLIED].mean() == pytest.approx(0.5, abs=0.01)
+    assert params[OP_INDEX].min() == 0 and params[OP_INDEX].max() == 14
+    wild = rand.model_copy(update={"magnitude_std": 50.0})
+    levels = auto_augment_params(augment.model_copy(update={"randaugment": wild}), 3, np.arange(99))[OP_LEVEL]
+    assert (levels.min(), levels.max()) == (0, 1)
+
+
+def test_trivial_augment_has_the_strengths_of_torchvision() -> None:
+    for bin_number in (0, 10, 30):
+        found = {o.name: o.strength for o in (trivial_operation(i, bin_number / 30) for i in range(14))}
+        assert len(found) == 14
+        assert found["shear-x"] == found["brightness"] == pytest.approx(np.linspace(0, 0.99, 31)[bin_number])
+        assert found["translate-y-pixels"] == int(np.linspace(0, 32, 31)[bin_number])
+        assert found["rotate"] == pytest.approx(np.linspace(0, 135, 31)[bin_number])
+        assert found["posterize"] == 8 - round(bin_number / (30 / 6))
+        assert found["solarize"] == pytest.approx(np.linspace(255, 0, 31)[bin_number])
+    params = auto_augment_params(AugmentConfig(auto_augment="ta_wide"), 0, np.arange(5000, dtype=np.int64))
+    assert len(np.unique(params[OP_LEVEL])) == 31
+
+
+def test_three_augment_is_grayscale_solarize_or_blur() -> None:
+    image, augment = colors(), AugmentConfig(auto_augment="3-augment")
+    wanted = [
+        image.convert("L").convert("RGB"),
+        ImageOps.solarize(image, 128),
+        image.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * 0.25)),
+    ]
+    for index, expected in enumerate(wanted):
+        params = {OP_INDEX: np.array([index]), OP_NEGATED: np.array([False]), OP_LEVEL: np.array([0.25])}
+        assert np.array_equal(pixels(auto_augment(image, augment, params)), pixels(expected))
+    drawn = auto_augment_params(augment, 0, np.arange(3000, dtype=np.int64))[OP_INDEX]
+    assert np.bincount(drawn[:, 0]).min() > 900
+
+
+def test_only_drawn_strengths_are_resampled_as_the_recipe_says() -> None:
+    image, rotate = colors(), np.array([3])
+    augment = AugmentConfig(
+        auto_augment="randaugment", fill=(124, 116, 104), randaugment=RandAugmentConfig(implementation="timm")
+    )
+    params = {OP_INDEX: rotate, OP_NEGATED: np.array([True]), OP_LEVEL: np.array([0.5]), OP_APPLIED: np.array([True])}
+    wanted = image.rotate(-15, Image.Resampling.BICUBIC, fillcolor=(124, 116, 104))
+    assert np.array_equal(pixels(auto_augment(image, augment, params, "bicubic")), pixels(wanted))
+    params[OP_APPLIED] = np.array([False])
+    assert auto_augment(image, augment, params, "bicubic") is image
+
+
 def test_autoaugment_applies_the_chosen_pair() -> None:
     image = colors()
     augment = AugmentConfig(auto_augment="autoaugment", crop="none")
@@ -176,10 +257,12 @@ def test_every_choice_of_a_policy_is_about_equally_frequent(policy: str) -> None
     assert all(np.array_equal(alone[name][0], params[name][77]) for name in params)
 
 
-@pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
+@pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment", "timm", "ta_wide", "3-augment"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_policies_keep_size_and_mode_of_any_image(policy: str, mode: str) -> None:
-    augment = AugmentConfig(auto_augment=policy, crop="none")  # type: ignore[arg-type]
+    rand = RandAugmentConfig(implementation="timm" if policy == "timm" else "paper")
+    name = "randaugment" if policy == "timm" else policy
+    augment = AugmentConfig(auto_augment=name, crop="none", randaugment=rand, fill=(1, 2, 3))  # type: ignore[arg-type]
     changed = 0
     for row, params in enumerate(each_row(auto_augment_params(augment, 1, np.arange(120, dtype=np.int64)))):
         image = (colors() if row % 10 else colors(1, 1)).convert(mode)
