@@ -50,6 +50,11 @@ class LoadReport:
         """Whether all names and shapes match."""
         return not (self.missing or self.unexpected or self.reshaped)
 
+    def check_any(self, source: str) -> None:
+        """Raise if no tensor matches."""
+        if all(_is_counter(name) for name in self.loaded):
+            raise _mismatch(self, source, "use weights of a model with the same backbone, or omit --init")
+
     def __str__(self) -> str:
         noun = "tensor" if len(self.loaded) == 1 else "tensors"
         lines = [f"{len(self.loaded)} {noun} loaded"]
@@ -98,20 +103,19 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: boo
     tensors = _rename_for(model, tensors)
     state = model.state_dict()
     report = _compare(state, tensors)
-    if all(_is_counter(name) for name in report.loaded) or (strict and not report.is_exact):
-        raise CheckpointError(
-            "the weights do not match the model",
-            where=source,
-            why=str(report),
-            then="use the recipe and the number of classes they were trained with, or fine-tune them with --init"
-            if strict
-            else "use weights of a model with the same backbone, or omit --init",
-        )
+    if strict and not report.is_exact:
+        advice = "use the recipe and the number of classes they were trained with, or fine-tune them with --init"
+        raise _mismatch(report, source, advice)
+    report.check_any(source)
     with torch.no_grad():
         for name in state.keys() & tensors.keys():
             if state[name].shape == tensors[name].shape:
                 state[name].copy_(tensors[name])
     return report
+
+
+def _mismatch(report: LoadReport, source: str, then: str) -> CheckpointError:
+    return CheckpointError("the weights do not match the model", where=source, why=str(report), then=then)
 
 
 def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> LoadReport:

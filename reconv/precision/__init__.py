@@ -55,7 +55,7 @@ _MODES = {
 
 def build_precision(section: schema.PrecisionConfig, device_kind: str) -> PrecisionPolicy:
     """The policy of a recipe on a kind of device; also sets torch's global switches for CUDA matrix products."""
-    _check_device(section, device_kind)
+    check_precision(section, device_kind)
     if device_kind == "cuda":
         _allow_tf32(section.mode == "tf32")
         _allow_reduced_precision_reduction(section.reduced_precision_reduction != "off")
@@ -81,11 +81,12 @@ def _cast_ops(section: schema.PrecisionConfig, mode: _Mode) -> CastOps | None:
     return CastOps(dtypes) if dtypes else None
 
 
-def _check_device(section: schema.PrecisionConfig, device_kind: str) -> None:
+def check_precision(section: schema.PrecisionConfig, device_kind: str) -> None:
+    """Refuse a precision that the device does not have."""
     if section.mode == "fp64" and device_kind in ("mps", "hpu"):
         raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
-        raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="use precision.mode fp32")
+        raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="--set precision.mode=fp32")
     if section.reduced_precision_reduction == "on" and device_kind != "cuda":
         raise UsageError(
             f"reduced-precision reductions exist on cuda only, not on {device_kind}",

@@ -7,9 +7,10 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from reconv.recipe.fields import suggest
+from reconv.recipe.fields import fields_of, suggest
 from reconv.recipe.presets import nearest
 from reconv.recipe.renamed import renamed_field, renamed_value
+from reconv.recipe.units import DURATION
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -45,7 +46,9 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
         if near == name:
             nested = " { ".join(f"{key}:" for key in near.split("."))
             return f"{name}: unknown key; in a file, nest the sections: {nested} ..."
-        return f"{name}: unknown key" + (f"; did you mean {near}?" if near else "")
+        section = name.rpartition(".")[0]
+        known = f"; {section} has {', '.join(fields_of(section))}" if fields_of(section) else ""
+        return f"{name}: unknown key" + (f"; did you mean {near}?" if near else known)
     if any(error["type"] == "missing" for error in errors):
         short_list = isinstance(errors[0]["loc"][-1], int)
         return f"{name}: too few values in the list" if short_list else f"{name}: missing"
@@ -54,8 +57,8 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
     if ".options." in name:
         accepted = "a number, text, true, false, null or a list of numbers or text"
         return f"{name}: must be {accepted}, not {_show(_given(errors))}"
-    expected = list(dict.fromkeys(_expected(error) for error in errors))
     given = _given(errors)
+    expected = list(dict.fromkeys(_duration(name, given, _expected(error)) for error in errors))
     return f"{name}: must be {', or '.join(expected)}, not {_show(given)}{_hint(name, errors, given)}"
 
 
@@ -71,6 +74,21 @@ def _expected(error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return str(context["error"])
     return _EXPECTED[error["type"]].format(**context) if error["type"] in _EXPECTED else error["msg"]
+
+
+def _duration(name: str, given: Any, expected: str) -> str:
+    """What a field that takes a duration accepts, with units that this field takes and the number that was given."""
+    if expected != DURATION:
+        return expected
+    units = ["ep", "step"] if name == "length" else ["ep", "step", "%", *(["min"] if name == "save.every" else [])]
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool) and given > 0
+    if is_number and given != int(given):
+        units.remove("step")
+    if is_number and given > 100 and "%" in units:
+        units.remove("%")
+    numbers = dict.fromkeys(units, f"{given:g}") if is_number else {"ep": "90", "step": "5000", "%": "10", "min": "15"}
+    examples = [numbers[unit] + unit for unit in units]
+    return f"a duration with its unit, as in {' or '.join(filter(None, (', '.join(examples[:-1]), examples[-1])))}"
 
 
 def _words(error: ErrorDetails) -> list[str]:

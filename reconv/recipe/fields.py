@@ -69,20 +69,28 @@ def takes_null(field: str) -> bool:
 
 
 def suggest(field: str) -> str | None:
-    """The field that an unknown dotted name most likely meant."""
+    """The field that an unknown dotted name most likely meant; never a whole section."""
     names = schema_fields()
+    leaves = [name for name, annotation in names.items() if section_type(annotation) is None]
     parent, _, key = field.rpartition(".")
     spelled = field.replace("_", ".").replace("-", ".")
-    if spelled in names:
+    if spelled in leaves:
         return spelled
     if key in _SYNONYMS:
         return _SYNONYMS[key]
-    siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == parent}
+    siblings = {n.rpartition(".")[2]: n for n in leaves if n.rpartition(".")[0] == parent}
     near = nearest(key, siblings)
     if near is not None:
         return siblings[near]
-    same_ending = [n for n in names if n.rpartition(".")[2] == key]
-    return same_ending[0] if same_ending else nearest(field, names)
+    same_ending = [n for n in leaves if n.rpartition(".")[2] == key]
+    if same_ending or parent in names:  # the name of the section alone would make its other fields look close
+        return next(iter(same_ending), None)
+    return nearest(field, leaves)
+
+
+def fields_of(section: str) -> list[str]:
+    """The names of the fields and sections in a section; empty if there is no such section."""
+    return [name.rpartition(".")[2] for name in schema_fields() if name.rpartition(".")[0] == section != ""]
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Section(BaseModel):
     )
 
 
+DURATION = "a duration with its unit, as in 90ep, 5000step, 10% or 15min"
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ep|step|%|min)\s*")
 _LONGEST = 1e12
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -104,7 +105,7 @@ class Duration:
             return text
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ValueError("a duration with its unit, as in 90ep, 5000step, 10% or 15min")
+            raise ValueError(DURATION)
         value = float(match[1])
         if value > _LONGEST:
             raise ValueError(f"a duration of at most {_LONGEST:g}")

@@ -43,7 +43,7 @@ def write_report(run_dir: Path, live: page.LivePage | None = None) -> Path:
 def _report(record: RunRecord, live: page.LivePage | None) -> str:
     summary = summarize_record(record)
     return page.document(
-        f"{record.name} · Reconv report",
+        f"{record.title} · Reconv report",
         el(
             "main",
             None,

@@ -84,6 +84,12 @@ class RunRecord:
         return self.plan.recipe if self.plan else str(self.recipe.get("name", "run"))
 
     @property
+    def title(self) -> str:
+        """The recipe's name, marked if options or data changed what the recipe of this name is."""
+        is_changed = str(self.recipe.get("description", "")).startswith("changed: ")
+        return f"{self.name}, changed" if is_changed else self.name
+
+    @property
     def steps(self) -> int:
         """Optimizer steps done."""
         return self.attempts[-1].last_step if self.attempts else 0
@@ -139,16 +145,16 @@ def _events_of_type(events: Sequence[Event], event_type: type[E]) -> list[E]:
 
 
 def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
-    import yaml
-
     if not path.exists():
         return "", {}
+    from reconv.recipe import yaml_document
+
     text = path.read_text(encoding="utf-8")
-    try:
-        recipe = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError("the recipe is not valid YAML", where=str(path), why=str(error)) from error
-    return text, recipe if isinstance(recipe, dict) else {}
+    document = yaml_document.read(text)
+    if document.broken:
+        problem = document.problems[0]
+        raise RecipeError("the recipe is not valid YAML", where=f"{path}:{problem.line}", why=problem.text)
+    return text, document.tree
 
 
 def _attempts(events: Sequence[Event], global_batch_size: int) -> list[Attempt]:

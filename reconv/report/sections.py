@@ -34,7 +34,7 @@ def header(record: RunRecord, summary: Mapping[str, Any], live: page.LivePage | 
         "header",
         None,
         el("p", {"class": "kicker"}, f"Reconv training report · run {record.label}"),
-        el("h1", None, record.name),
+        el("h1", None, record.title),
         *([el("p", {"class": "about"}, str(record.recipe["description"]))] if record.recipe.get("description") else []),
         el("p", {"class": "verdict"}, page.badge(state), el("strong", None, verdict)),
         *([] if live is None else [_live_note(live)]),

@@ -40,9 +40,11 @@ from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
-from reconv.logging.events import AttemptStarted, Event, read_events
+from reconv.logging.console import make_console
+from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, available_memory_bytes, cores_per_process, usable_cores
+from reconv.precision import check_precision
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
@@ -51,9 +53,11 @@ from reconv.recipe.schema import Recipe
 from reconv.trainer.build.code import code_digests, describe_changed_code, import_code
 from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.trainer.build.init_weights import check_init
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import check_model
 from reconv.trainer.build.task_builder import check_class_weights, check_metric
+from reconv.trainer.build.teacher import read_teacher
 from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
 from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.checkpoint_average import CheckpointAveraging
@@ -337,7 +341,7 @@ class TrainingRun(PreparedRun):
                 return
             process_group = prepared.process_group
             stop_after = _parse_stop_after(args, prepared)
-            process_group.on_rank0(lambda: _check_recipe(prepared, stop_after))
+            process_group.on_rank0(lambda: _check_recipe(prepared, stop_after, partial(_print_early, args.console)))
             stop_signal = stack.enter_context(StopSignal())
             prepared = choose_micro_batch(prepared)
             run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
@@ -510,12 +514,24 @@ def _parse_stop_after(args: RunArgs, run: PreparedRun) -> StopAfter:
     return StopAfter.parse(args.stop_after, first_step=run.restore_point.step, steps_per_epoch=run.plan.steps_per_epoch)
 
 
-def _check_recipe(run: PreparedRun, stop_after: StopAfter) -> None:
-    """Raise errors now that would otherwise appear late in the run."""
+def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], None]) -> None:
+    """Raise errors now that would otherwise appear when there is a run directory, or late in the run."""
     check_profile_range(run.recipe, run.plan, stop_after)
     check_metric(run.recipe)
     check_callbacks(run.recipe)
     check_class_weights(run.recipe, run.datasets.train)
+    check_precision(run.recipe.precision, run.device.kind)
+    read_teacher(run.recipe, tuple(run.datasets.train.class_names), run.trust_code, log)
+    if not run.restore_point.is_resumed:
+        check_init(run.recipe, run.plan.num_classes, log)
+
+
+def _print_early(mode: str | None, text: str) -> None:
+    """Print a message, such as the progress of a download, before the run has a logger."""
+    if mode is not None:
+        console = make_console(mode)
+        console.on_event(LogMessage("info", text))
+        console.close()
 
 
 def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:

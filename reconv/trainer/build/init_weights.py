@@ -5,17 +5,19 @@ A run that resumes from its own checkpoint does not need the weights it started 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch import nn
 
 from reconv.checkpoint.download_weights import is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
-from reconv.checkpoint.load_weights import first_few, load_weights, read_weights
+from reconv.checkpoint.load_weights import LoadReport, compare_weights, first_few, load_weights, read_weights
 from reconv.errors import CheckpointError
 from reconv.inference.load_model import FoundWeights, find_weights
 from reconv.models.frozen import freeze_except, head_patterns
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.network import Network
+from reconv.trainer.build.network import Network, build_meta_model
 
 
 def check_weights_exist(recipe: Recipe) -> None:
@@ -31,7 +33,7 @@ def check_weights_exist(recipe: Recipe) -> None:
 
 
 def check_weights_readable(recipe: Recipe) -> None:
-    """Refuse local initial weights that cannot be read, before a run directory is created.
+    """Refuse local initial weights that cannot be read.
 
     Reading them twice takes 0.1 s for a ResNet-50. Remote weights are checked when they are downloaded.
     """
@@ -39,6 +41,22 @@ def check_weights_readable(recipe: Recipe) -> None:
     name = recipe.model.init
     if name is not None and not is_remote(name):
         read_weights(_file(find_weights(name)))
+
+
+def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> None:
+    """Refuse initial weights and trained parameters that do not fit the network, before there is a run directory.
+
+    Published weights are downloaded to the cache.
+    """
+    name = recipe.model.init
+    if name is None and not recipe.model.trainable:
+        return
+    model = build_meta_model(recipe, num_classes)
+    if name is not None:
+        path = _file(find_weights(name, log=log))
+        _check_report(recipe, compare_weights(model, read_weights(path, num_classes=num_classes)), path)
+    if patterns := _trained_patterns(model, recipe):
+        freeze_except(model, patterns)
 
 
 def init_weights(
@@ -49,10 +67,26 @@ def init_weights(
     if recipe.model.init is not None and not is_resumed:
         check_weights_exist(recipe)
         notes += _load(network, recipe, recipe.model.init, num_classes, log)
-    patterns = head_patterns(network.model) if recipe.model.freeze_backbone else recipe.model.trainable
-    if patterns:
+    if patterns := _trained_patterns(network.model, recipe):
         notes.append(str(freeze_except(network.model, patterns)))
     return notes
+
+
+def _trained_patterns(model: nn.Module, recipe: Recipe) -> Sequence[str]:
+    """Name patterns of the parameters to train; empty: all."""
+    return head_patterns(model) if recipe.model.freeze_backbone else recipe.model.trainable
+
+
+def _check_report(recipe: Recipe, report: LoadReport, path: Path) -> None:
+    """Refuse weights of another network."""
+    report.check_any(str(path))
+    if report.is_mostly_new and (recipe.model.freeze_backbone or recipe.model.freeze_until != "off"):
+        raise CheckpointError(
+            "the initial weights are of another network: most frozen layers would keep random weights",
+            where=str(recipe.model.init),
+            why=str(report),
+            then="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
+        )
 
 
 def _file(found: FoundWeights) -> Path:
@@ -65,13 +99,7 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
     path = _file(found)
     tensors = read_weights(path, num_classes=num_classes)
     report = load_weights(network.model, tensors, strict=False, source=str(path))
-    if report.is_mostly_new and (recipe.model.freeze_backbone or recipe.model.freeze_until != "off"):
-        raise CheckpointError(
-            "the initial weights are of another network: most frozen layers would keep random weights",
-            where=name,
-            why=str(report),
-            then="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
-        )
+    _check_report(recipe, report, path)
     notes = [*found.notes, f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:

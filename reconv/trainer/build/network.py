@@ -59,12 +59,17 @@ class Network:
     recomputed: ActivationCheckpointing | None = None
 
 
+def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
+    """The recipe's network without values, for its names and shapes."""
+    with torch.device("meta"):
+        return build_model(recipe.model.name, **model_options(recipe, num_classes))
+
+
 def check_model(recipe: Recipe, num_classes: int) -> None:
     """Refuse a network that cannot be built as the recipe says, without allocating it."""
     if recipe.task == "detection":
         detector_spec(recipe).map_sides(recipe.data.preprocess.size)
-    with torch.device("meta"):
-        model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    model = build_meta_model(recipe, num_classes)
     if isinstance(model, SSD) and recipe.task != "detection":
         raise RecipeError(
             f"{recipe.model.name} is a detector, and the task is {recipe.task}",
@@ -111,8 +116,7 @@ def build_activation_checkpointing(
 def memory_estimate(recipe: Recipe, num_classes: int, device: Device) -> tuple[int, int] | None:
     """Bytes of the activations of one image, and of the weights; None where the activations are unknown."""
     precision = build_precision(recipe.precision, device.kind)
-    with torch.device("meta"):
-        model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    model = build_meta_model(recipe, num_classes)
     recomputed = build_activation_checkpointing(model, recipe, precision.compute_dtype)
     plain = activation_bytes_per_image(model, _image_shape(recipe), precision.compute_dtype)
     if plain is None:

@@ -7,7 +7,7 @@ a resumed run must have the teacher it started with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,9 @@ def open_teacher(
 ) -> LoadedTeacher | None:
     """The teacher of a recipe, or None; `state` is the checkpoint the run resumes from, or empty."""
     section = recipe.distill
-    if section.teacher is None:
+    saved = read_teacher(recipe, class_names, trust_code)
+    if saved is None:
         return None
-    located = find_weights(section.teacher).located
-    saved = read_saved_model(located, weights="auto", recipe=section.teacher_recipe, trust_code=trust_code)
-    _check_compatible(saved, recipe, class_names, section.teacher)
     fingerprint = _fingerprint(saved.tensors)
     if state and state.get("teacher") != fingerprint:
         raise RecipeError(
@@ -69,6 +67,19 @@ def open_teacher(
         f"temperature {section.temperature:g}"
     )
     return LoadedTeacher(Teacher(predict, section.alpha, section.temperature), fingerprint, note)
+
+
+def read_teacher(
+    recipe: Recipe, class_names: tuple[str, ...], trust_code: bool, log: Callable[[str], None] | None = None
+) -> SavedModel | None:
+    """What was saved with the teacher of a recipe, if it has one; raises if the student cannot learn from it."""
+    section = recipe.distill
+    if section.teacher is None:
+        return None
+    located = find_weights(section.teacher, log=log).located
+    saved = read_saved_model(located, weights="auto", recipe=section.teacher_recipe, trust_code=trust_code)
+    _check_compatible(saved, recipe, class_names, section.teacher)
+    return saved
 
 
 def _check_compatible(saved: SavedModel, recipe: Recipe, class_names: tuple[str, ...], name: str) -> None:
