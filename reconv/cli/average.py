@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option
+from reconv.cli.options import Command, emit_json, json_option, print_note
 
 
 @click.command(cls=Command, renamed={"--kind": "--mode"})
@@ -39,8 +39,8 @@ from reconv.cli.options import Command, emit_json, json_option
 def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path | None, json_file: str | None) -> None:
     """Average the weights of RUN's checkpoints in float64, including batch norm statistics.
 
-    Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted. To keep more
-    of them, set save.keep_last; to average at the end of every run, set checkpoint_average.last.
+    Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted, and warns if
+    some have. To keep more of them, set save.keep_last; to average at the end of every run, checkpoint_average.last.
 
     \b
     Examples:
@@ -51,8 +51,11 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
     from reconv.api import average as run_average
 
     result = run_average(run, last=last, kind=mode, decay=decay, weights="ema" if ema else "raw", out=out)
+    if result.warning:
+        print_note(f"warning: {result.warning}")
     if json_file is not None:
-        emit_json({"path": str(result.path), "steps": list(result.steps), "mode": result.kind}, json_file)
+        found = {"path": str(result.path), "steps": list(result.steps), "mode": result.kind}
+        emit_json({**found, "num_deleted": result.num_deleted}, json_file)
         return
     click.echo(str(result))
     command = (

@@ -24,6 +24,11 @@ from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration, parse_rate
 
 MIN_STEPS_PER_EPOCH = 8  # of a batch that is chosen for a small dataset
+# Fields that follow the length: points or parts of the run, as opposed to intervals of evaluation or saving.
+LENGTH_FIELDS = (
+    *("schedule.warmup", "schedule.decay_until", "schedule.period", "schedule.milestones"),
+    *("model.freeze_until", "augment.progressive_resizing", "checkpoint_average.last"),
+)
 CHANGED = "changed: "  # a description that lists what was changed
 _DIGITS = 4  # significant digits of a scaled duration
 _NUM_CLASSES = {"ImageNet": 1000, "COCO": 80, "VOC": 20}  # of datasets that presets make claims about
@@ -68,16 +73,13 @@ def follow_length(
 
 
 def _durations(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """The fields with points or parts of the run, as opposed to intervals of evaluation or saving."""
+    """The fields that follow the length, with their values."""
     schedule = recipe.schedule
     by_epoch = schedule.name == "exponential" and schedule.period is None and schedule.num_periods is None
-    yield "schedule.warmup", schedule.warmup
-    yield "schedule.decay_until", schedule.decay_until
-    yield "schedule.period", Duration(1, "ep") if by_epoch else schedule.period
-    yield "schedule.milestones", schedule.milestones
-    yield "model.freeze_until", recipe.model.freeze_until
-    yield "augment.progressive_resizing", recipe.augment.progressive_resizing
-    yield "checkpoint_average.last", recipe.checkpoint_average.last
+    for field in LENGTH_FIELDS:
+        section, _, name = field.partition(".")
+        is_default = field == "schedule.period" and by_epoch
+        yield field, Duration(1, "ep") if is_default else getattr(getattr(recipe, section), name)
 
 
 def _length_factor(old: Duration, new: Duration, steps_per_epoch: int | None) -> Fraction | None:

@@ -69,23 +69,23 @@ def takes_null(field: str) -> bool:
 
 
 def suggest(field: str) -> str | None:
-    """The field that an unknown dotted name most likely meant; never a whole section."""
+    """The field that an unknown dotted name most likely meant."""
     names = schema_fields()
-    leaves = [name for name, annotation in names.items() if section_type(annotation) is None]
     parent, _, key = field.rpartition(".")
     spelled = field.replace("_", ".").replace("-", ".")
-    if spelled in leaves:
+    if spelled in names:
         return spelled
     if key in _SYNONYMS:
         return _SYNONYMS[key]
-    siblings = {n.rpartition(".")[2]: n for n in leaves if n.rpartition(".")[0] == parent}
+    siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == parent}
     near = nearest(key, siblings)
     if near is not None:
         return siblings[near]
-    same_ending = [n for n in leaves if n.rpartition(".")[2] == key]
-    if same_ending or parent in names:  # the name of the section alone would make its other fields look close
-        return next(iter(same_ending), None)
-    return nearest(field, leaves)
+    same_ending = [n for n in names if n.rpartition(".")[2] == key]
+    if same_ending:
+        return same_ending[0]
+    # The name of a section alone would make the section and its other fields look close.
+    return None if parent in names else nearest(field, names)
 
 
 def fields_of(section: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from reconv.recipe.adapt import (
     CHANGED,
+    LENGTH_FIELDS,
     Change,
     describe,
     follow_data,
@@ -41,11 +42,6 @@ class Resolved:
         """What was changed to fit, for the plan."""
         return (*(f"changed to fit: {change}" for change in self.changes), *self.notes)
 
-    @property
-    def changed_fields(self) -> frozenset[str]:
-        """The fields that were changed to fit."""
-        return frozenset(change.field for change in self.changes if change.is_field)
-
     def with_changes(self, changes: Sequence[Change], notes: Sequence[str] = ()) -> Resolved:
         """The recipe with these changes; it no longer claims what held before them."""
         fields = [change for change in changes if change.is_field]
@@ -57,6 +53,16 @@ class Resolved:
             changes=(*self.changes, *changes),
             notes=(*self.notes, *notes),
         )
+
+    def with_durations_of(self, run: Recipe) -> Resolved:
+        """The recipe with a run's own durations where the user wrote none, so that a resumed run keeps its schedule."""
+        length = self.recipe.length
+        if length.unit != run.length.unit or length.value < run.length.value:
+            return self
+        fields = [field for field in LENGTH_FIELDS if field not in self.explicit]
+        theirs = {field: getattr(getattr(run, field.partition(".")[0]), field.partition(".")[2]) for field in fields}
+        kept = tuple(change for change in self.changes if change.field not in theirs)
+        return replace(self, recipe=_with_values(self.recipe, theirs), changes=kept)
 
     def without_claims(self, why: str) -> Resolved:
         """The recipe without a description and an expected result that do not hold."""

@@ -38,11 +38,15 @@ class AveragedWeights:
     path: Path
     steps: tuple[int, ...]
     kind: str
+    num_deleted: int = 0  # checkpoints of the same part of the run that are no longer there
+    warning: str = ""
 
     def __str__(self) -> str:
-        noun = "checkpoint" if len(self.steps) == 1 else "checkpoints"
+        total = len(self.steps) + self.num_deleted
+        noun = "checkpoint" if total == 1 else "checkpoints"
+        of_total = f"{len(self.steps)} of {total}" if self.num_deleted else f"{total}"
         listed = ", ".join(str(step) for step in self.steps)
-        return f"{self.kind} of {len(self.steps)} {noun} (step {listed}) in {self.path.name}"
+        return f"{self.kind} of {of_total} {noun} (step {listed}) in {self.path.name}"
 
 
 def average(
@@ -54,12 +58,25 @@ def average(
     weights: str = "raw",
     out: str | Path | None = None,
 ) -> AveragedWeights:
-    """Average the raw or EMA weights of the checkpoints of the last epochs, steps or percent of a run."""
+    """Average the raw or EMA weights of the checkpoints of the last epochs, steps or percent of a run.
+
+    Checkpoints that were deleted during the run are missing from the average; the result's warning says so.
+    """
     folder = find_run(run)
     store = CheckpointStore(folder.checkpoints)
-    steps = _chosen_steps(folder, store, _duration(last))
+    duration = _duration(last)
+    steps, num_deleted = _chosen_steps(folder, store, duration)
     target = folder.averaged if out is None else Path(out)
-    return _write(store, steps, target, kind, decay, EMA if weights == "ema" else MODEL)
+    result = _write(store, steps, target, kind, decay, EMA if weights == "ema" else MODEL)
+    if not num_deleted:
+        return result
+    total, kept = len(steps) + num_deleted, load(str(folder.recipe)).recipe.save.keep_last
+    warning = (
+        f"the average has only {len(steps)} of the {total} checkpoints that save.every wrote in the last {duration}; "
+        f"the others were deleted, since save.keep_last is {kept}; to keep them, train with "
+        f"--set save.keep_last={total} or --set checkpoint_average.last={duration}"
+    )
+    return replace(result, num_deleted=num_deleted, warning=warning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +138,8 @@ def _duration(last: str | Duration) -> Duration:
     return duration
 
 
-def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> list[int]:
-    """The steps saved by the run's `save.every` within `last` of the newest."""
+def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> tuple[list[int], int]:
+    """The steps saved by the run's `save.every` within `last` of the newest, and how many others were deleted."""
     present = store.steps()
     planned = load_run_record(folder.path).plan
     if not present or planned is None:
@@ -133,5 +150,8 @@ def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> lis
     window = averaging_window(recipe, int(planned.steps_per_epoch), planned.total_steps, last)
     if window is None or window.save.minutes is not None:
         # An interval in minutes does not tell regular checkpoints from others.
-        return present
-    return [step for step in present if window.holds(step, present[-1])]
+        return present, 0
+    newest = present[-1]
+    written = [step for step in range(max(1, newest - window.steps + 1), newest + 1) if window.holds(step, newest)]
+    chosen = [step for step in written if step in set(present)]
+    return chosen, len(written) - len(chosen)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection
+import shlex
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.distributed.environment import LaunchEnv
-from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError
+from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
 from reconv.io.atomic import write_atomic
+from reconv.logging.formatting import resume_command
+from reconv.recipe.adapt import show
 from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
@@ -83,17 +87,30 @@ def check_out_is_free(out: Path | None, resume: bool) -> None:
         )
 
 
+def with_durations_of_run(resolved: Resolved, out: Path | None, runs: Path) -> Resolved:
+    """The recipe with the durations of the run that is resumed, where the command gives none."""
+    run_dir = find_run(resolved.recipe, out=out, runs=runs)
+    if run_dir is None or not run_dir.recipe.is_file():
+        return resolved
+    return resolved.with_durations_of(load(str(run_dir.recipe)).recipe)
+
+
 def open_existing(
-    resolved: Resolved, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv
+    recipe: Recipe,
+    *,
+    out: Path | None,
+    runs: Path,
+    stack: ExitStack,
+    launch_env: LaunchEnv,
+    command: Sequence[str] = (),
 ) -> tuple[ExistingRun | None, tuple[str, ...]]:
     """Lock the run to resume until the stack is closed, and check the recipe; without one, a note for the log."""
-    recipe = resolved.recipe
     run_dir = find_run(recipe, out=out, runs=runs)
     if run_dir is None:
         where = f"no run to resume in {out}" if out is not None else f"no run of {recipe.name} in {runs}"
         return None, (f"{where}: starting a new one",)
     lock_run_dir(run_dir, stack, launch_env)
-    notes, is_longer = check_same_run(run_dir, recipe, resolved.changed_fields)
+    notes, is_longer = check_same_run(run_dir, recipe, command)
     if run_dir.is_finished() and not is_longer:
         return ExistingRun(run_dir, notes, is_finished=True, summary=read_summary(run_dir.path)), ()
     return ExistingRun(run_dir, notes), ()
@@ -130,11 +147,8 @@ def _record_final_error(
     return record
 
 
-def check_same_run(run_dir: RunDir, recipe: Recipe, fitted: Collection[str] = ()) -> tuple[tuple[str, ...], bool]:
-    """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer.
-
-    `fitted` are the fields that follow the length; those of a longer run may differ.
-    """
+def check_same_run(run_dir: RunDir, recipe: Recipe, command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer."""
     old = load(str(run_dir.recipe)).recipe
     notes: list[str] = []
     refused: list[str] = []
@@ -145,17 +159,41 @@ def check_same_run(run_dir: RunDir, recipe: Recipe, fitted: Collection[str] = ()
         elif name == "batch.micro" and recipe.batch.group != "micro":
             order = "" if recipe.parallel.reduce == "ordered" else "; from here on gradients are added in another order"
             notes.append(f"{name}: {before} -> {after}{order}")
-        elif may_change(name) or (is_longer and name in fitted):
+        elif name == "description":  # lists other changes
+            continue
+        elif may_change(name):
             notes.append(f"{name}: {before} -> {after}")
         else:
-            refused.append(f"{name}: {before} in the run, {after} in this command")
+            refused.append(f"{name}: {show(before)} in the run, {show(after)} in this command")
     if refused:
-        raise RecipeError(
-            "the recipe has changed since the run was started:\n" + "\n".join(f"    {line}" for line in refused),
-            where=str(run_dir.recipe),
-            then="repeat the settings of the first command, resume another run with --out, or start a new run",
-        )
+        raise _changed_recipe(run_dir, refused, command)
     return tuple(notes), is_longer
+
+
+def _changed_recipe(run_dir: RunDir, refused: Sequence[str], command: Sequence[str]) -> RecipeError:
+    """What a command would change, and the commands that continue the run or start a new one."""
+    is_finished = run_dir.is_finished()
+    what = "the run is finished with another recipe" if is_finished else "the recipe has changed since the run started"
+    continued = [] if is_finished else [resume_command(run_dir.path)]
+    return RecipeError(
+        f"{what}:\n" + "\n".join(f"    {line}" for line in refused),
+        where=str(run_dir.recipe),
+        why="these settings determine the result; only epochs may be added",
+        then=one_of(*continued, _new_run_command(command, run_dir.path)),
+    )
+
+
+def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
+    """The command that starts a new run with these settings, in another directory if one was given."""
+    words = [word for word in command if word != "--resume"]
+    if not words or words[1:2] == ["resume"]:
+        return "start a new run, without resuming this one"
+    for position, word in enumerate(words):
+        if word == "--out" or word.startswith("--out="):
+            free = next(path for n in count(2) if not (path := Path(f"{run_dir}-{n}")).exists())
+            words[position : position + 2 if word == "--out" else position + 1] = ["--out", str(free)]
+            break
+    return shlex.join(words)
 
 
 def _is_longer(old: Recipe, new: Recipe) -> bool:

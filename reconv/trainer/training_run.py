@@ -48,7 +48,7 @@ from reconv.precision import check_precision
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
-from reconv.recipe.resolved import Resolved, fit_to_data
+from reconv.recipe.resolved import fit_to_data
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.code import code_digests, describe_changed_code, import_code
 from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
@@ -80,6 +80,7 @@ from reconv.trainer.resume import (
     create_run_dir,
     find_restore_point,
     open_existing,
+    with_durations_of_run,
 )
 from reconv.trainer.run_finalizer import RunFinalizer, RunResult
 from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe, run_on_devices
@@ -205,8 +206,11 @@ def prepare_run(
         datasets = open_data(resolved.recipe, process_group)
         check_same_data(process_group, datasets)
         resolved = fit_to_data(resolved, len(datasets.train), len(datasets.train.class_names))
+        if args.resume:
+            fitted = resolved
+            resolved = process_group.on_rank0(lambda: with_durations_of_run(fitted, args.out, args.runs))
         recipe = resolved.recipe
-        existing, restore_point, notes = _open_existing(args, resolved, datasets, process_group, stack)
+        existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
         affinity_note = stack.enter_context(
             cpu_affinity(
                 recipe.engine.cpu_affinity,
@@ -237,7 +241,7 @@ def prepare_run(
 
 
 def _open_existing(
-    args: RunArgs, resolved: Resolved, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
+    args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
 ) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
     """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
     process_group.set_phase("opening the run directory")
@@ -245,7 +249,14 @@ def _open_existing(
         process_group.on_rank0(lambda: check_out_is_free(args.out, resume=False))
         return None, RestorePoint(), ()
     existing, notes = process_group.on_rank0(
-        lambda: open_existing(resolved, out=args.out, runs=args.runs, stack=stack, launch_env=process_group.launch_env)
+        lambda: open_existing(
+            recipe,
+            out=args.out,
+            runs=args.runs,
+            stack=stack,
+            launch_env=process_group.launch_env,
+            command=args.command,
+        )
     )
     if existing is None or existing.is_finished:
         return existing, RestorePoint(), notes
@@ -253,7 +264,7 @@ def _open_existing(
     if restore_point.is_resumed and restore_point.state["data_fingerprint"] != datasets.fingerprint():
         raise RecipeError(
             "the data has changed since the run was started",
-            where=str(data_path(resolved.recipe) or resolved.recipe.data.source),
+            where=str(data_path(recipe) or recipe.data.source),
             why="files were added, removed or relabeled",
             then="use --data with the data of the first command, or start a new run without --resume",
         )

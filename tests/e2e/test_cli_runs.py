@@ -72,6 +72,91 @@ def test_resuming_a_finished_run_prints_a_note_and_exits_0(run: Path, capsys: py
     assert (run / "events.jsonl").read_bytes() == before
 
 
+def test_resuming_a_finished_run_with_other_settings_lists_them(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (run / "events.jsonl").read_bytes()
+    _run([*SHORT, "--out", str(run), "--resume", "--workers", "1"])  # does not change the result
+    assert "nothing to do" in capsys.readouterr().out
+    changed = [*SHORT, "--out", str(run), "--resume", "--lr", "0.2", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", ["reconv", *changed])
+    _run(changed, code=2)
+    error = capsys.readouterr().err
+    assert "the run is finished with another recipe" in error
+    assert "schedule.lr: 0.1 in the run, 0.2 in this command" in error
+    assert "seed: 0 in the run, 1 in this command" in error
+    assert f"--out {run}-2 --lr 0.2 --seed 1\n" in error
+    assert (run / "events.jsonl").read_bytes() == before
+
+
+def test_a_resumed_run_keeps_the_warm_up_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    from reconv.recipe.loader import load
+
+    command = ["train", "quickstart", "--set", "data.subset_percent=20", "--out", "run", "--quiet"]
+    _run([*command, "--epochs", "1"])
+    warmup = load("run/recipe.yaml").recipe.schedule.warmup
+    assert str(warmup) == "0.04ep"
+    _run([*command, "--epochs", "2", "--resume"])  # extends the run
+    recipe = load("run/recipe.yaml").recipe
+    assert (str(recipe.length), recipe.schedule.warmup) == ("2ep", warmup)
+    _run([*command, "--epochs", "2", "--resume"])
+    assert "nothing to do" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def flowers() -> Path:
+    """Twelve images for training and six for validation, in three class folders."""
+    for split, num_images in (("train", 4), ("val", 2)):
+        for number, name in enumerate(("daisy", "rose", "tulip")):
+            Path(f"flowers/{split}/{name}").mkdir(parents=True)
+            for image in range(num_images):
+                Image.new("RGB", (40, 36), (80 * number, 20 * image, 90)).save(f"flowers/{split}/{name}/{image}.jpg")
+    return Path("flowers")
+
+
+def test_fine_tuning_a_preset_on_a_small_folder_works(flowers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import safetensors.torch
+
+    from reconv.models import build_model
+    from reconv.recipe.loader import load
+
+    safetensors.torch.save_file(build_model("resnet8_cifar", 1000).state_dict(), "weights.safetensors")
+    small = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=32", "--set", "precision.mode=fp32"]
+    options = ["--data", str(flowers), "--init", "weights.safetensors", "--freeze", "--epochs", "2"]
+    _run(["train", "resnet50", "--model", "resnet8_cifar", *options, *small])
+    out = capsys.readouterr().out
+    assert "changed to fit: schedule.warmup 8ep -> 0.1778ep" in out
+    assert "changed to fit: batch.size 2048 -> 2 (the dataset has 12 training samples)" in out
+    assert "12 training samples = 6 steps per epoch" in out
+    recipe = load("runs/resnet50/1/recipe.yaml").recipe
+    assert (recipe.batch.size, recipe.batch.group, recipe.expect) == (2, 2, None)
+    assert "<h1>resnet50, changed</h1>" in Path("runs/resnet50/1/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--set", "precision.mode=tf32", "--device", "cpu"], 2),
+        (["--init", "torchvision:nope"], 2),
+        (["--init", "other.safetensors"], 4),
+        (["--init", "other.safetensors", "--freeze"], 4),
+        (["--set", "model.trainable=[nope.*]", "--init", "own.safetensors"], 2),
+        (["--set", "distill.teacher=other.safetensors"], 2),
+    ],
+)
+def test_what_cannot_be_built_leaves_no_run_directory(options: list[str], code: int) -> None:
+    import safetensors.torch
+    import torch
+
+    from reconv.models import build_model
+
+    safetensors.torch.save_file({"some.weight": torch.zeros(2)}, "other.safetensors")
+    own = build_model("resnet8_cifar", 10, in_channels=1)
+    safetensors.torch.save_file(own.state_dict(), "own.safetensors")
+    _run([*SHORT, *options], code=code)
+    assert not Path("runs").exists()
+
+
 def test_eval_prints_the_final_metric_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     _run(["eval", "--json", str(run)])

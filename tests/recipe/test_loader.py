@@ -60,6 +60,7 @@ def test_all_problems_are_reported_in_the_order_of_the_file(write) -> None:
         ("epochs: 3", "did you mean length?"),
         ("weight_decay: 3", "did you mean optimizer.weight_decay?"),
         ("optimiser: {name: sgd}", "did you mean optimizer?"),
+        ("early_stopping: {foo: 3}", "unknown key; early_stopping has target, patience"),
         ("data: {preproces: {size: 3}}", "did you mean data.preprocess?"),
         ("batch.size: 3", "nest the sections: batch: { size: ..."),
     ],
@@ -129,7 +130,7 @@ def test_an_invalid_value_is_an_error_with_what_the_field_accepts(write, text: s
 
 def test_an_invalid_value_is_not_also_reported_as_a_contradiction(write) -> None:
     assert problems(write("schedule: {name: step, period: 30}")) == [
-        "1: schedule.period: must be a duration with its unit, as in 90ep, 5000step, 10% or 15min, not 30"
+        "1: schedule.period: must be a duration with its unit, as in 30ep, 30step or 30%, not 30"
     ]
 
 
@@ -381,3 +382,36 @@ def test_an_override_that_changes_the_result_drops_the_expectation(field: str, v
 def test_an_expectation_may_be_set_with_other_overrides() -> None:
     recipe = load("quickstart", [("expect.value", "0.5", "--set"), ("length", "2ep", "--set")]).recipe
     assert recipe.expect is not None and recipe.expect.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "accepted"),
+    [
+        ("length=5", "as in 5ep or 5step, not 5"),
+        ("schedule.warmup=5", "as in 5ep, 5step or 5%, not 5"),
+        ("schedule.warmup=0.5", "as in 0.5ep or 0.5%, not 0.5"),
+        ("save.every=5", "as in 5ep, 5step, 5% or 5min, or off, not 5"),
+        ("length=long", "as in 90ep or 5000step, not 'long'"),
+    ],
+)
+def test_a_number_without_a_unit_is_refused_with_units_that_the_field_takes(setting: str, accepted: str) -> None:
+    field, _, value = setting.partition("=")
+    with pytest.raises(RecipeError) as caught:
+        load("resnet50", [(field, value, "--set")])
+    assert accepted in str(caught.value)
+    for unit in ("ep", "step", "%", "min"):
+        if value.isdigit() and f"{value}{unit}" in accepted:
+            load("resnet50", [(field, f"{value}{unit}", "--set")])
+
+
+def test_the_hint_names_the_preset_that_the_recipe_is_made_from(write) -> None:
+    hints = {
+        "resnet50": "resnet50",
+        write("extends: ssd-resnet34\nfoo: 1\n"): "ssd-resnet34",
+        write("task: detection\nfoo: 1\n", "boxes.yaml"): "quickstart-detection",
+        write("foo: 1\n", "own.yaml"): "quickstart",
+    }
+    for recipe, name in hints.items():
+        with pytest.raises(RecipeError) as caught:
+            load(recipe, [("bar", "1", "--set")])
+        assert caught.value.then == f"`reconv recipes show {name}` lists all fields"

@@ -11,6 +11,9 @@ from run_example import write_run
 
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, EventLog, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.formatting import result, state
+from reconv.recipe.adapt import describe
+from reconv.report.run_record import load_run_record
+from reconv.report.sections import changed_fields
 from reconv.report.summary import read_summary, summarize, write_summary
 
 KEYS = {
@@ -150,3 +153,15 @@ def test_a_value_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     summary = write_summary(write_events(tmp_path / "r", START, PLAN, evaluated(10, math.nan)))
     assert summary["value"] is None
     assert "NaN" not in (tmp_path / "r" / "summary.json").read_text()
+
+
+def test_a_recipe_is_read_in_its_own_dialect_of_yaml(tmp_path: Path) -> None:
+    expect = "expect: {value: 0.9, on: my test set}\noptimizer: {weight_decay: 1e-4}\n"
+    record = load_run_record(write_events(tmp_path / "run", START, PLAN, expect=expect))
+    assert {"expect.value", "expect.on"} == set(changed_fields(record.recipe))  # not expect.True, and 1e-4 is a number
+    assert record.title == "tiny"
+
+
+def test_the_title_of_a_changed_recipe_says_so(tmp_path: Path) -> None:
+    claim = f"description: '{describe(['length 5ep'])}'\n"
+    assert load_run_record(write_events(tmp_path / "run", START, PLAN, expect=claim)).title == "tiny, changed"

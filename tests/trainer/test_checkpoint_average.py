@@ -104,7 +104,7 @@ def test_average_command_with_exponential_weights(run: Path, tmp_path: Path) -> 
         main(["average", str(run), *words, "--json", str(tmp_path / "result.json")])
     assert end.value.code == 0
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result == {"path": str(target), "steps": [15, 20], "mode": "exponential"}
+    assert result == {"path": str(target), "steps": [15, 20], "mode": "exponential", "num_deleted": 0}
     assert_is(target, weighted_by_hand(run, {15: 0.25, 20: 0.75}))
     assert (run / "averaged.safetensors").read_bytes() == before
     [scored] = reconv.evaluate(target, recipe=str(run / "recipe.yaml"))
@@ -149,3 +149,16 @@ def test_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
 def test_invalid_averaging_window_is_an_error(run: Path, last: str) -> None:
     with pytest.raises(UsageError, match="--last"):
         average(run, last=last)
+
+
+def test_deleted_checkpoints_are_missed_with_a_warning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = average(run, last="100%", out="mean.safetensors")
+    assert (result.steps, result.num_deleted) == ((10, 15, 20), 1)
+    assert str(result) == "mean of 3 of 4 checkpoints (step 10, 15, 20) in mean.safetensors"
+    assert "only 3 of the 4 checkpoints that save.every wrote in the last 100%" in result.warning
+    assert "save.keep_last is 1" in result.warning and "--set save.keep_last=4" in result.warning
+    assert average(run, last="3ep", out="mean.safetensors").warning == ""
+    with pytest.raises(SystemExit) as end:
+        main(["average", str(run), "--out", "mean.safetensors"])
+    assert end.value.code == 0
+    assert capsys.readouterr().err.startswith("warning: the average has only 3 of the 4 checkpoints")
