@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from reconv.errors import RecipeError, one_of
 from reconv.recipe import yaml_document as document
 from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
 from reconv.recipe.code_fields import map_import_paths, references_in
+from reconv.recipe.draft import OVERRIDES, Draft, Origin
 from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
@@ -34,8 +35,6 @@ from reconv.recipe.units import BatchPerDevice, Duration, split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin for messages
 
-_ABSENT = object()
-_OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about one file
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
@@ -53,16 +52,7 @@ _MAY_CHANGE = (
     *("parallel.bucket_cap_mb", "parallel.heartbeat_timeout_s"),
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Origin:
-    layer: int  # 0: the requested file, then what it extends; overrides last
-    line: int
-    text: str
-
-
-_FITTED = _Origin(_OVERRIDES - 2, 0, "fitted")
+_FITTED = Origin(OVERRIDES - 2, 0, "fitted")  # values that follow what the user wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,106 +69,11 @@ class _Layer:
         return self.path.is_relative_to(PRESETS)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """The merged tree with the origin of every key, and the problems found so far."""
-
-    tree: dict[str, Any] = field(default_factory=dict)
-    origins: dict[document.Path, _Origin] = field(default_factory=dict)
-    problems: list[tuple[_Origin, str]] = field(default_factory=list)
-    cures: list[str] = field(default_factory=list)  # options that resolve problems
-    num_own: int = 0  # layers of files that are not presets; they come first
-    overridden: dict[str, Any] = field(default_factory=dict)  # fields whose override may change the result
-    per_device: int | None = None  # batch size per device, where it was given so
-
-    def put(self, path: document.Path, value: Any, origin: _Origin) -> None:
-        """Set a value; mappings are merged key by key."""
-        node = self.tree
-        for depth, key in enumerate(path[:-1], 1):
-            if not isinstance(node.get(key), dict):
-                self._forget(path[:depth])
-                node[key] = {}
-                self.origins[path[:depth]] = origin
-            node = node[key]
-        if isinstance(value, dict) and isinstance(node.get(path[-1]), dict):
-            self.origins[path] = origin
-            return
-        self._forget(path)
-        node[path[-1]] = {} if isinstance(value, dict) else value
-        self.origins[path] = origin
-
-    def _forget(self, path: document.Path) -> None:
-        for known in [p for p in self.origins if p[: len(path)] == path]:
-            del self.origins[known]
-
-    def drop(self, key: str) -> None:
-        """Remove a top-level key."""
-        self.tree.pop(key, None)
-        self._forget((key,))
-
-    def drop_claims(self, changed: Mapping[str, Any], origin: _Origin) -> None:
-        """Drop the expected result, and note the fields that invalidate the description."""
-        if self.origin(("expect",)).layer != _OVERRIDES:
-            self.drop("expect")
-        if origin.layer == _OVERRIDES:
-            self.overridden |= changed
-
-    def switch_schedule(self, name: object) -> None:
-        """If another schedule is chosen, remove fields it does not use: they were meant for the old one."""
-        written = self.tree.get("schedule")
-        if name not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == name:
-            return
-        used = SCHEDULE_FIELDS[str(name)]
-        for key in [key for key in written if key in ScheduleConfig.model_fields and key not in used]:
-            del written[key]
-            self._forget(("schedule", key))
-
-    def explicit(self) -> frozenset[str]:
-        """The fields that the user wrote, in files or as overrides."""
-        own = [p for p, origin in self.origins.items() if origin.layer == _OVERRIDES or origin.layer < self.num_own]
-        return frozenset(".".join(path) for path in own)
-
-    def is_nearer(self, name: str, other: str) -> bool:
-        """Whether a field was written by an override or in a file nearer to the requested one than another field."""
-        paths = [tuple(field.split(".")) for field in (name, other)]
-        layers = [self.origins[path].layer if path in self.origins else _OVERRIDES - 1 for path in paths]
-        first, second = (-1 if layer == _OVERRIDES else layer for layer in layers)
-        return first < second
-
-    def value(self, path: document.Path, default: Any = None) -> Any:
-        """The value of a key, or the default without one."""
-        node: Any = self.tree
-        for key in path:
-            if not isinstance(node, dict) or key not in node:
-                return default
-            node = node[key]
-        return node
-
-    def holds(self, path: document.Path, value: Any) -> bool:
-        """Whether a key already has this value."""
-        return bool(self.value(path, default=_ABSENT) == value)
-
-    def origin(self, path: document.Path) -> _Origin:
-        """The origin of a key, or of the nearest section around it."""
-        while path and path not in self.origins:
-            path = path[:-1]
-        return self.origins[path] if path else _Origin(0, 0, "recipe")
-
-    def latest(self, fields: Sequence[str]) -> _Origin:
-        """The origin that decides these fields: an override, else the file closest to the requested one."""
-        paths = [tuple(field.split(".")) for field in fields]
-        written = [self.origins[path] for path in paths if path in self.origins]
-        return max(
-            written or [self.origin(path) for path in paths],
-            key=lambda origin: (origin.layer == _OVERRIDES, -origin.layer, origin.line),
-        )
-
-
 def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     """Load a preset or a recipe file with overrides, or raise RecipeError with all problems."""
     layers = _read_chain(name_or_path)
     requested = layers[0]
-    draft = _Draft(num_own=sum(not layer.is_preset for layer in layers))
+    draft = Draft(num_own=sum(not layer.is_preset for layer in layers))
     preset: dict[str, Any] | None = None
     for depth in reversed(range(len(layers))):
         _add_layer(draft, layers[depth], depth)
@@ -186,7 +81,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
             preset = deepcopy(draft.tree)
     if ("name",) not in draft.origins:
         stem = re.sub(r"^\W+|[^\w .+-]", "-", requested.path.stem)[:100]
-        draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
+        draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", Origin(0, 0, "file name"))
     draft.switch_schedule(_chosen_schedule(overrides))
     for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
@@ -194,7 +89,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     changes, notes = _use_written_rates(draft, explicit), []
     if draft.overridden and "description" not in [name for name, *_ in overrides]:
         changed = [f"{name} {show(value)}" for name, value in draft.overridden.items()]
-        draft.put(("description",), describe(changed), _Origin(_OVERRIDES, 0, "options"))
+        draft.put(("description",), describe(changed), Origin(OVERRIDES, 0, "options"))
         explicit -= {"description"}
     base = None if preset is None or not explicit else Recipe.model_validate(preset)
     if base is not None:
@@ -211,7 +106,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     return Resolved(recipe, leaf_origins, requested.path, header, base, explicit, tuple(changes), tuple(notes))
 
 
-def _use_written_rates(draft: _Draft, explicit: frozenset[str]) -> list[Change]:
+def _use_written_rates(draft: Draft, explicit: frozenset[str]) -> list[Change]:
     """Use rates as the user wrote them: a base_batch_size from further down the `extends` chain does not scale them."""
     changes: list[Change] = []
     base, size = draft.value(("schedule", "base_batch_size")), draft.value(("batch", "size"), BatchConfig().size)
@@ -235,13 +130,13 @@ def _use_written_rates(draft: _Draft, explicit: frozenset[str]) -> list[Change]:
     return changes
 
 
-def _apply(draft: _Draft, changes: Sequence[Change]) -> None:
+def _apply(draft: Draft, changes: Sequence[Change]) -> None:
     for change in changes:
         if change.is_field:
             draft.put(tuple(change.field.split(".")), change.new, _FITTED)
 
 
-def _fit(draft: _Draft, preset: Recipe, explicit: frozenset[str], earlier: list[Change]) -> list[str]:
+def _fit(draft: Draft, preset: Recipe, explicit: frozenset[str], earlier: list[Change]) -> list[str]:
     """Let what the user did not write follow the length and the batch size; adds the changes, returns notes."""
     changes: list[Change] = []
     notes: list[str] = []
@@ -336,7 +231,7 @@ def _read_layer(path: Path, shown: str) -> _Layer:
         raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
     content = document.read(text)
     if content.broken:
-        problems = [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
+        problems = [(Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
         raise _error(shown, problems, then="correct this line; the rest of the file was not read")
     if not content.tree and not content.problems:
         raise RecipeError("the recipe is empty", where=str(path), then="start with, for example, extends: resnet50")
@@ -373,17 +268,17 @@ def _anchor_code(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return anchored
 
 
-def _set_code_path(draft: _Draft, layers: Sequence[_Layer]) -> None:
+def _set_code_path(draft: Draft, layers: Sequence[_Layer]) -> None:
     """Where modules are imported from, unless the recipe says so: the folders of its files and the current one."""
     if ("code_path",) in draft.origins or all(is_file_path(path) for _, path in references_in(draft.tree)):
         return
     folders = [str(layer.path.parent) for layer in layers if not layer.path.is_relative_to(PRESETS)]
-    draft.put(("code_path",), list(dict.fromkeys([*folders, os.getcwd()])), _Origin(0, 0, "default"))
+    draft.put(("code_path",), list(dict.fromkeys([*folders, os.getcwd()])), Origin(0, 0, "default"))
 
 
-def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
-    def at(line: int) -> _Origin:
-        return _Origin(depth, line, f"{layer.shown}:{line}")
+def _add_layer(draft: Draft, layer: _Layer, depth: int) -> None:
+    def at(line: int) -> Origin:
+        return Origin(depth, line, f"{layer.shown}:{line}")
 
     draft.problems += [(at(problem.line), problem.text) for problem in layer.content.problems]
     if any(_changes_result(draft, path, value) for path, value in _keys(layer.content.tree, ())):
@@ -397,7 +292,7 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
 
 
-def _changes_result(draft: _Draft, path: document.Path, value: Any) -> bool:
+def _changes_result(draft: Draft, path: document.Path, value: Any) -> bool:
     """Whether setting a key may change the result of a recipe; the expected result holds for every seed."""
     if isinstance(value, dict) or path in (("seed",), ("extends",)):
         return False
@@ -412,9 +307,9 @@ def _keys(tree: Mapping[str, Any], prefix: document.Path) -> Iterator[tuple[docu
             yield from _keys(value, (*prefix, key))
 
 
-def _add_override(draft: _Draft, override: Override) -> None:
+def _add_override(draft: Draft, override: Override) -> None:
     name, value, origin_text = override
-    origin = _Origin(_OVERRIDES, len(draft.problems), origin_text)
+    origin = Origin(OVERRIDES, len(draft.problems), origin_text)
     path = tuple(name.split("."))
     if "" in path or name == "extends":
         draft.problems.append((origin, f"{name!r} is not a field; write SECTION.FIELD=VALUE"))
@@ -473,7 +368,7 @@ def _typed(name: str, text: str) -> Any:
     return value
 
 
-def _validate(draft: _Draft) -> Recipe | None:
+def _validate(draft: Draft) -> Recipe | None:
     """The recipe, or None with all problems added to the draft: invalid values are set aside to check the rest."""
     faulty: set[str] = set()
     tree = draft.tree
@@ -532,7 +427,7 @@ def _all_fields(layers: Sequence[_Layer]) -> str:
     return f"`reconv recipes show {name}` lists all fields"
 
 
-def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str) -> RecipeError:
+def _error(shown: str, problems: Sequence[tuple[Origin, str]], then: str) -> RecipeError:
     ordered = sorted(dict.fromkeys(problems))
     count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
     lines = [f"  {origin.text}: {text}" for origin, text in ordered]
