@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent
 LIBRARY = ROOT / "reconv" / "data" / "decode" / "_jpeg.so"
 # No contraction: interpolation weights are doubles, and must not depend on whether a processor fuses multiply and add.
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
+HARDENING = ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2")  # it parses files of strangers
+LINUX_HARDENING = ("-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack")
 
 
 def command(library: Path) -> list[str] | None:
@@ -28,7 +30,8 @@ def command(library: Path) -> list[str] | None:
     if not compiler or shutil.which(compiler[0]) is None:
         return None
     sources = sorted(str(path) for path in (ROOT / "csrc").glob("*.c"))
-    return [*compiler, *FLAGS, "-o", str(library), *sources, "-lm", "-lpthread"]
+    hardening = (*HARDENING, *(LINUX_HARDENING if sys.platform == "linux" else ()))
+    return [*compiler, *FLAGS, *hardening, "-o", str(library), *sources, "-lm", "-lpthread"]
 
 
 def compile_library(library: Path = LIBRARY) -> str:
