@@ -6,14 +6,12 @@ import hashlib
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from file_server import FileServer, serve
 
 from reconv.checkpoint import download_weights as room
 from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights, is_remote
@@ -26,44 +24,10 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 FILE = f"tiny-{SHA256[:8]}.pth"
 
 
-@dataclass
-class Server:
-    """How the server answers, and what it was asked."""
-
-    url: str = ""
-    body: bytes = BODY
-    cut_after_bytes: list[int] = field(default_factory=list)  # of the next responses
-    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            state.asked.append((self.path, asked))
-            if "absent" in self.path:
-                self.send_error(404)
-                return
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-            rest = state.body[start:]
-            self.send_response(206 if asked else 200)
-            self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            self.wfile.write(rest[: state.cut_after_bytes.pop(0) if state.cut_after_bytes else len(rest)])
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        state.url = f"http://127.0.0.1:{http.server_address[1]}/models"
-        yield state
-        http.shutdown()
-        thread.join()
+def server() -> Iterator[FileServer]:
+    with serve(FileServer(BODY, "/models")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +43,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     return "torchvision:tiny"
 
 
-def test_published_weights_are_downloaded_once_and_then_cached(server: Server, tiny: str) -> None:
+def test_published_weights_are_downloaded_once_and_then_cached(server: FileServer, tiny: str) -> None:
     first = download_weights(tiny, base_url=server.url)
     assert first.path.read_bytes() == BODY
     assert first.path.parent == cache_dir() / "weights"
@@ -89,12 +53,12 @@ def test_published_weights_are_downloaded_once_and_then_cached(server: Server, t
     assert server.asked == [(f"/models/{FILE}", None)]
 
 
-def test_a_mirror_can_be_set_in_the_environment(server: Server, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_can_be_set_in_the_environment(server: FileServer, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONV_WEIGHTS_URL", server.url + "/")
     assert download_weights(tiny).path.read_bytes() == BODY
 
 
-def test_an_interrupted_download_is_continued(server: Server, tiny: str) -> None:
+def test_an_interrupted_download_is_continued(server: FileServer, tiny: str) -> None:
     server.cut_after_bytes = [70_000]
     seen: list[tuple[int, int | None]] = []
     path = download_weights(tiny, base_url=server.url, progress=lambda there, total: seen.append((there, total))).path
@@ -103,7 +67,7 @@ def test_an_interrupted_download_is_continued(server: Server, tiny: str) -> None
     assert seen[-1] == (len(BODY), len(BODY))
 
 
-def test_a_file_with_another_hash_is_an_error_and_deleted(server: Server, tiny: str) -> None:
+def test_a_file_with_another_hash_is_an_error_and_deleted(server: FileServer, tiny: str) -> None:
     server.body = BODY[:-1] + b"?"
     with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as exc_info:
         download_weights(tiny, base_url=server.url)
@@ -113,7 +77,7 @@ def test_a_file_with_another_hash_is_an_error_and_deleted(server: Server, tiny: 
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
-def test_a_damaged_cached_file_is_an_error(server: Server, tiny: str) -> None:
+def test_a_damaged_cached_file_is_an_error(server: FileServer, tiny: str) -> None:
     path = download_weights(tiny, base_url=server.url).path
     path.write_bytes(BODY[:-1] + b"?")
     with pytest.raises(CheckpointError, match=r"(?s)not the file that was downloaded.*rm '"):
@@ -122,7 +86,7 @@ def test_a_damaged_cached_file_is_an_error(server: Server, tiny: str) -> None:
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
-def test_a_url_is_checked_by_its_name_its_fragment_or_its_first_download(server: Server) -> None:
+def test_a_url_is_checked_by_its_name_its_fragment_or_its_first_download(server: FileServer) -> None:
     assert "as published" in download_weights(f"{server.url}/{FILE}").note
     assert "as published" in download_weights(f"{server.url}/plain.pth#sha256={SHA256.upper()}").note
     with pytest.raises(CheckpointError, match="not 00000000"):
@@ -138,14 +102,14 @@ def test_a_url_is_checked_by_its_name_its_fragment_or_its_first_download(server:
         download_weights(f"{server.url}/unknown.pth")
 
 
-def test_equal_file_names_of_two_urls_are_two_files(server: Server) -> None:
+def test_equal_file_names_of_two_urls_are_two_files(server: FileServer) -> None:
     one = download_weights(f"{server.url}/a/model.pth").path
     server.body = b"other"
     two = download_weights(f"{server.url}/b/model.pth").path
     assert (one.read_bytes(), two.read_bytes()) == (BODY, b"other")
 
 
-def test_concurrent_processes_download_once(server: Server, tiny: str) -> None:
+def test_concurrent_processes_download_once(server: FileServer, tiny: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: download_weights(tiny, base_url=server.url).path, range(4)))
     assert len(found) == 4 and set(found) == {found[0]}
@@ -160,13 +124,13 @@ def test_an_unreachable_server_is_an_error_with_a_next_step(tiny: str) -> None:
     assert "use the file" in exc_info.value.then and "RECONV_WEIGHTS_URL" in exc_info.value.then
 
 
-def test_a_missing_file_is_not_retried(server: Server) -> None:
+def test_a_missing_file_is_not_retried(server: FileServer) -> None:
     with pytest.raises(CheckpointError, match="404"):
         download_weights(f"{server.url}/absent.pth")
     assert len(server.asked) == 1
 
 
-def test_an_unwritable_cache_exits_with_code_6(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_cache_exits_with_code_6(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ResourceError, match="RECONV_CACHE"):
         download_weights(f"{server.url}/{FILE}", cache=tmp_path / "file")
@@ -202,7 +166,9 @@ def test_timm_weights_without_timm_are_an_error_with_a_next_step(monkeypatch: py
         download_weights("timm:resnet50")
 
 
-def test_timm_gives_the_urls_of_its_weights(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_gives_the_urls_of_its_weights(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A package with timm's interface: its own is large, and is not needed to run."""
     (tmp_path / "timm.py").write_text(
         "from types import SimpleNamespace as Config\n"

@@ -6,15 +6,14 @@ import hashlib
 import io
 import os
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from box_examples import write_coco
+from file_server import FileServer, serve
 
 from reconv.cli import main
 from reconv.data.download_dataset import (
@@ -45,59 +44,13 @@ BODY = tar_of({"set-bin/train.bin": PIXELS, "set-bin/names.txt": b"a\nb\n"})
 ARCHIVE = Archive("set.tar.gz", hashlib.md5(BODY).hexdigest(), "set-bin", {"train.bin": len(PIXELS)})
 
 
-@dataclass
-class Behavior:
-    """How the server answers, and the ranges that were requested."""
-
-    body: bytes = BODY
-    files: dict[str, bytes] = field(default_factory=dict)  # by path; instead of the body
-    cut_after_bytes: list[int] = field(default_factory=list)  # of the next responses
-    knows_range: bool = True
-    status: int = 200
-    ranges: list[str | None] = field(default_factory=list)
-
-
-@dataclass
-class Server:
-    url: str
-    behavior: Behavior
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    behavior = Behavior()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            behavior.ranges.append(asked)
-            body = behavior.body if not behavior.files else behavior.files.get(self.path.removeprefix("/some/where/"))
-            if behavior.status != 200 or body is None:
-                self.send_error(behavior.status if behavior.status != 200 else 404)
-                return
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and behavior.knows_range else 0
-            if start >= len(body):
-                self.send_error(416)
-                return
-            rest = body[start:]
-            self.send_response(206 if asked and behavior.knows_range else 200)
-            self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            limit = behavior.cut_after_bytes.pop(0) if behavior.cut_after_bytes else len(rest)
-            self.wfile.write(rest[:limit])
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield Server(f"http://127.0.0.1:{http.server_address[1]}/some/where", behavior)
-        http.shutdown()
-        thread.join()
+def server() -> Iterator[FileServer]:
+    with serve(FileServer(BODY, "/some/where")) as running:
+        yield running
 
 
-def fetch(server: Server, folder: Path) -> tuple[Path, list[tuple[int, int | None]]]:
+def fetch(server: FileServer, folder: Path) -> tuple[Path, list[tuple[int, int | None]]]:
     seen: list[tuple[int, int | None]] = []
     got = fetch_archive(ARCHIVE, folder, lambda there, total: seen.append((there, total)), server.url)
     assert not got.already_there
@@ -109,90 +62,88 @@ def assert_whole(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["set-bin"]
 
 
-def test_a_download_leaves_only_the_unpacked_folder(server: Server, tmp_path: Path) -> None:
+def test_a_download_leaves_only_the_unpacked_folder(server: FileServer, tmp_path: Path) -> None:
     path, seen = fetch(server, tmp_path / "new" / "data")
     assert path == tmp_path / "new" / "data" / "set-bin"
     assert_whole(path.parent)
     assert seen[0] == (0, len(BODY))
     assert seen[-1] == (len(BODY), len(BODY))
-    assert server.behavior.ranges == [None]
+    assert server.ranges == [None]
 
 
-def test_a_complete_dataset_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+def test_a_complete_dataset_is_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
     fetch(server, tmp_path / "d")
     assert fetch_archive(ARCHIVE, tmp_path / "d", None, server.url).already_there
-    assert len(server.behavior.ranges) == 1
+    assert len(server.ranges) == 1
     (tmp_path / "d" / "set-bin" / "train.bin").write_bytes(b"short")
     with pytest.raises(DataError, match=r"train.bin has another size(.|\n)*rm -r"):
         fetch_archive(ARCHIVE, tmp_path / "d", None, server.url)
 
 
-def test_a_lost_connection_is_resumed(server: Server, tmp_path: Path) -> None:
-    server.behavior.cut_after_bytes = [100_000, 50_000]
+def test_a_lost_connection_is_resumed(server: FileServer, tmp_path: Path) -> None:
+    server.cut_after_bytes = [100_000, 50_000]
     fetch(server, tmp_path / "d")
     assert_whole(tmp_path / "d")
-    assert server.behavior.ranges == [None, "bytes=100000-", "bytes=150000-"]
+    assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
-def test_an_interrupted_download_is_resumed_by_the_next_command(server: Server, tmp_path: Path) -> None:
-    server.behavior.cut_after_bytes = [120_000, *[0] * 20]
+def test_an_interrupted_download_is_resumed_by_the_next_command(server: FileServer, tmp_path: Path) -> None:
+    server.cut_after_bytes = [120_000, *[0] * 20]
     with pytest.raises(DataError, match=r"was interrupted(.|\n)*same command again"):
         fetch(server, tmp_path / "d")
     assert (tmp_path / "d" / "set.tar.gz.part").stat().st_size == 120_000
-    server.behavior.cut_after_bytes = []
-    server.behavior.ranges.clear()
+    server.cut_after_bytes = []
+    server.asked.clear()
     _, seen = fetch(server, tmp_path / "d")
-    assert server.behavior.ranges == ["bytes=120000-"]
+    assert server.ranges == ["bytes=120000-"]
     assert seen[0] == (120_000, len(BODY))
     assert_whole(tmp_path / "d")
 
 
-def test_a_server_that_ignores_ranges_sends_the_whole_file(server: Server, tmp_path: Path) -> None:
-    server.behavior.knows_range = False
-    server.behavior.cut_after_bytes = [100_000]
+def test_a_server_that_ignores_ranges_sends_the_whole_file(server: FileServer, tmp_path: Path) -> None:
+    server.knows_range = False
+    server.cut_after_bytes = [100_000]
     fetch(server, tmp_path / "d")
     assert_whole(tmp_path / "d")
-    assert len(server.behavior.ranges) == 2
+    assert len(server.ranges) == 2
 
 
-def test_a_complete_partial_file_is_used(server: Server, tmp_path: Path) -> None:
+def test_a_complete_partial_file_is_used(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "set.tar.gz.part").write_bytes(BODY)
     fetch(server, tmp_path / "d")
     assert_whole(tmp_path / "d")
 
 
-def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: Server, tmp_path: Path) -> None:
-    server.behavior.body = BODY[:-1] + bytes([BODY[-1] ^ 1])
+def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: FileServer, tmp_path: Path) -> None:
+    server.body = BODY[:-1] + bytes([BODY[-1] ^ 1])
     with pytest.raises(DataError, match=r"wrong checksum of set\.tar\.gz") as caught:
         fetch(server, tmp_path / "d")
     assert caught.value.code == ExitCode.DATA
     assert list((tmp_path / "d").iterdir()) == []
-    server.behavior.body = BODY
+    server.body = BODY
     fetch(server, tmp_path / "d")
 
 
-def test_a_stale_partial_file_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_a_stale_partial_file_is_replaced(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "set.tar.gz.part").write_bytes(b"x" * (len(BODY) + 5))
-    with pytest.raises(DataError, match="checksum"):
-        fetch(server, tmp_path / "d")
     fetch(server, tmp_path / "d")
     assert_whole(tmp_path / "d")
 
 
-def test_a_missing_file_is_an_error_with_its_url_and_not_retried(server: Server, tmp_path: Path) -> None:
-    server.behavior.status = 404
+def test_a_missing_file_is_an_error_with_its_url_and_not_retried(server: FileServer, tmp_path: Path) -> None:
+    server.status = 404
     with pytest.raises(DataError, match=r"some/where/cifar-10-binary.tar.gz(.|\n)*404"):
         download_dataset("cifar10", tmp_path / "d", base_url=server.url)
-    assert len(server.behavior.ranges) == 1
+    assert len(server.ranges) == 1
 
 
-def test_a_failing_server_is_retried(server: Server, tmp_path: Path) -> None:
-    server.behavior.status = 503
+def test_a_failing_server_is_retried(server: FileServer, tmp_path: Path) -> None:
+    server.status = 503
     with pytest.raises(DataError, match="503"):
         fetch(server, tmp_path / "d")
-    assert len(server.behavior.ranges) == 5
+    assert len(server.ranges) == 5
 
 
 def test_an_unreachable_server_is_a_data_error(tmp_path: Path) -> None:
@@ -200,9 +151,9 @@ def test_an_unreachable_server_is_a_data_error(tmp_path: Path) -> None:
         download_dataset("cifar100", tmp_path / "d", base_url="http://127.0.0.1:9/")
 
 
-def test_an_archive_cannot_write_outside_its_folder(server: Server, tmp_path: Path) -> None:
+def test_an_archive_cannot_write_outside_its_folder(server: FileServer, tmp_path: Path) -> None:
     body = tar_of({"set-bin/train.bin": b"1", "../../escaped": b"2"})
-    server.behavior.body = body
+    server.body = body
     archive = Archive("set.tar.gz", hashlib.md5(body).hexdigest(), "set-bin", {})
     with pytest.raises(DataError, match="cannot unpack"):
         fetch_archive(archive, tmp_path / "a" / "b", None, server.url)
@@ -210,7 +161,7 @@ def test_an_archive_cannot_write_outside_its_folder(server: Server, tmp_path: Pa
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_an_unwritable_folder_is_a_resource_error(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_a_resource_error(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot write"):
         fetch(server, tmp_path / "file" / "d")
@@ -232,7 +183,7 @@ def zip_of(files: dict[str, bytes]) -> bytes:
 
 
 @pytest.fixture
-def coco(tmp_path: Path, server: Server) -> DatasetArchives:
+def coco(tmp_path: Path, server: FileServer) -> DatasetArchives:
     """COCO in miniature on the server: the same three archives, folders and addresses."""
     box = {"category_id": 1, "bbox": [1, 1, 5, 5]}
     root = write_coco(tmp_path / "m", {s: [(f"{s}.jpg", 20, 20, [box])] for s in ("train", "val")}, {1: "person"})
@@ -240,31 +191,33 @@ def coco(tmp_path: Path, server: Server) -> DatasetArchives:
     for archive in DATASETS["coco2017"].archives:
         files = sorted((root / archive.folder).iterdir())
         body = zip_of({f"{archive.folder}/{file.name}": file.read_bytes() for file in files})
-        server.behavior.files[archive.file] = body
+        server.files[archive.file] = body
         archives.append(replace(archive, md5=hashlib.md5(body).hexdigest(), num_files=len(files)))
     return replace(DATASETS["coco2017"], archives=tuple(archives))
 
 
-def test_coco_is_three_archives_in_one_trainable_folder(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
-    server.behavior.cut_after_bytes = [100, 40]
+def test_coco_is_three_archives_in_one_trainable_folder(
+    coco: DatasetArchives, server: FileServer, tmp_path: Path
+) -> None:
+    server.cut_after_bytes = [100, 40]
     got = fetch_archives(coco, tmp_path / "d", None, server.url)
     assert got.path == tmp_path / "d" / "coco2017" and not got.already_there
     assert sorted(path.name for path in got.path.iterdir()) == ["annotations", "train2017", "val2017"]
-    assert server.behavior.ranges == [None, "bytes=100-", "bytes=140-", None, None]
+    assert server.ranges == [None, "bytes=100-", "bytes=140-", None, None]
     source = open_dataset("auto", tmp_path / "d", "train", DataConfig(), boxes=True)
     assert len(source) == 1 and source.class_names == ("person",)
 
 
 def test_present_coco_archives_are_kept_and_must_be_complete(
-    coco: DatasetArchives, server: Server, tmp_path: Path
+    coco: DatasetArchives, server: FileServer, tmp_path: Path
 ) -> None:
-    train = server.behavior.files.pop("zips/train2017.zip")
+    train = server.files.pop("zips/train2017.zip")
     with pytest.raises(DataError, match=r"train2017\.zip(.|\n)*404"):
         fetch_archives(coco, tmp_path / "d", None, server.url)
-    server.behavior.files["zips/train2017.zip"] = train
-    server.behavior.ranges.clear()
+    server.files["zips/train2017.zip"] = train
+    server.asked.clear()
     assert not fetch_archives(coco, tmp_path / "d", None, server.url).already_there
-    assert len(server.behavior.ranges) == 1
+    assert len(server.ranges) == 1
     assert fetch_archives(coco, tmp_path / "d", None, server.url).already_there
     (tmp_path / "d" / "coco2017" / "val2017" / "val.jpg").unlink()
     with pytest.raises(DataError, match="it holds 0 files instead of 1"):
@@ -272,17 +225,17 @@ def test_present_coco_archives_are_kept_and_must_be_complete(
 
 
 def test_a_damaged_coco_archive_is_refused_by_its_checksum(
-    coco: DatasetArchives, server: Server, tmp_path: Path
+    coco: DatasetArchives, server: FileServer, tmp_path: Path
 ) -> None:
-    body = server.behavior.files["zips/val2017.zip"]
-    server.behavior.files["zips/val2017.zip"] = body[:-1] + bytes([body[-1] ^ 1])
+    body = server.files["zips/val2017.zip"]
+    server.files["zips/val2017.zip"] = body[:-1] + bytes([body[-1] ^ 1])
     with pytest.raises(DataError, match=r"wrong checksum of val2017\.zip"):
         fetch_archives(coco, tmp_path / "d", None, server.url)
     assert sorted(path.name for path in (tmp_path / "d" / "coco2017").iterdir()) == ["annotations"]
 
 
-def test_an_invalid_zip_cannot_be_unpacked(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
-    server.behavior.files["zips/val2017.zip"] = b"no zip"
+def test_an_invalid_zip_cannot_be_unpacked(coco: DatasetArchives, server: FileServer, tmp_path: Path) -> None:
+    server.files["zips/val2017.zip"] = b"no zip"
     broken = replace(coco.archives[1], md5=hashlib.md5(b"no zip").hexdigest())
     with pytest.raises(DataError, match=r"cannot unpack val2017\.zip"):
         fetch_archive(broken, tmp_path / "d", None, server.url)
@@ -290,9 +243,9 @@ def test_an_invalid_zip_cannot_be_unpacked(coco: DatasetArchives, server: Server
 
 
 def test_the_command_downloads_coco_from_a_mirror(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.behavior.files = {"annotations/annotations_trainval2017.zip": b"x"}
+    server.files = {"annotations/annotations_trainval2017.zip": b"x"}
     with pytest.raises(SystemExit) as ended:
         main(["data", "get", "coco2017", str(tmp_path), "--base-url", server.url, "--quiet"])
     assert ended.value.code == 3 and "checksum of annotations_trainval2017.zip" in capsys.readouterr().err
