@@ -22,6 +22,7 @@ from reconv.bench.inference_baselines import FusedInference, InferenceBaseline, 
 from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import LocatedWeights, locate
+from reconv.custom_code import TrustCode, add_folders
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.fold import fold_batch_norms
@@ -57,10 +58,11 @@ def bench_infer(
     iterations: int | None = None,
     seconds: float = SECONDS_PER_SIZE,
     baselines: Sequence[InferenceBaseline] = (),
+    trust_code: TrustCode = False,
     log: Log = lambda text: None,
 ) -> dict[str, Any]:
     """Measure inference of the network of a recipe or a run, and of baselines, at each batch size."""
-    recipe, network, opened = _open(target, overrides, device)
+    recipe, network, opened = _open(target, overrides, device, trust_code)
     if recipe.precision.ops.float32 or recipe.precision.ops.low_precision:
         raise UsageError(
             "the recipe sets the dtype of single operations",
@@ -115,7 +117,7 @@ def find_inference_baselines(
 ) -> tuple[list[InferenceBaseline], list[str]]:
     """The baselines of installed packages for this network, and why others are missing."""
     if Path(target).is_dir():
-        recipe = read_saved_model(locate(target), weights="auto", recipe=None).recipe
+        recipe = read_saved_model(locate(target), weights="auto", recipe=None, trust_code=True).recipe  # builds nothing
     else:
         recipe = load(target, overrides).recipe
     baselines, missing = find_baselines(recipe.model.name)
@@ -146,15 +148,18 @@ def _utilization(
     return utilization(costs, fastest["batch"], seconds, device.describe(), recipe.precision.mode, training=False)
 
 
-def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Recipe, Network, Device]:
+def _open(
+    target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode
+) -> tuple[Recipe, Network, Device]:
     """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
     if Path(target).is_dir():
         located = locate(target)
-        saved = read_saved_model(located, weights="auto", recipe=None)
+        saved = read_saved_model(located, weights="auto", recipe=None, trust_code=trust_code)
         recipe = _with_overrides(saved.recipe, located, overrides)
         opened = _open_device(recipe, device)
         return recipe, build_saved_model(saved, _without_compile(recipe), opened), opened
     recipe = load(target, overrides).recipe
+    add_folders(recipe.code_path)
     opened = _open_device(recipe, device)
     network = build_network(_without_compile(recipe), num_classes_of(recipe), opened)
     _init_norm_statistics(network, recipe, opened)

@@ -20,6 +20,8 @@ from reconv.cli.options import (
     print_table,
     set_option,
     start_kernel_compiler,
+    trust_option,
+    trust_or_ask,
 )
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
@@ -163,6 +165,7 @@ def train(
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @set_option
+@trust_option
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def infer(
@@ -173,6 +176,7 @@ def infer(
     baselines: str | None,
     device: str,
     settings: tuple[str, ...],
+    trust_code: bool,
     quiet: bool,
     json_file: str | None,
 ) -> None:
@@ -202,6 +206,7 @@ def infer(
         device=device,
         iterations=iterations,
         baselines=found,
+        trust_code=trust_or_ask(trust_code),
         log=_choose_log(quiet, json_file),
     )
     result["notes"] += missing

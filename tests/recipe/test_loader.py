@@ -415,3 +415,25 @@ def test_the_hint_names_the_preset_that_the_recipe_is_made_from(write) -> None:
         with pytest.raises(RecipeError) as caught:
             load(recipe, [("bar", "1", "--set")])
         assert caught.value.then == f"`reconv recipes show {name}` lists all fields"
+
+
+def test_files_of_own_code_are_relative_to_the_recipe_and_modules_found_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "base.yaml").write_text("extends: quickstart\ncallbacks: [./cb.py:Notify, my_pkg.cb:Other]\n")
+    (folder / "my.yaml").write_text("extends: base.yaml\nmodel: {name: ../nets.py:make}\n")
+    resolved = load(str(folder / "my.yaml"), [("loss.name", "./l.py:focal", "--set")])
+    recipe = resolved.recipe
+    assert recipe.model.name == f"{tmp_path}/nets.py:make"
+    assert [entry.name for entry in recipe.callbacks] == [f"{folder}/cb.py:Notify", "my_pkg.cb:Other"]
+    assert recipe.loss.name == f"{Path.cwd()}/l.py:focal"
+    assert recipe.code_path == (str(folder), str(Path.cwd()))
+    (tmp_path / "again.yaml").write_text(dump(recipe))
+    assert load(str(tmp_path / "again.yaml")).recipe == recipe
+
+
+def test_code_path_is_set_only_where_modules_are_named(tmp_path: Path) -> None:
+    assert load("quickstart").recipe.code_path == ()
+    assert load("quickstart", [("model.name", "timm:resnet10t", "--set")]).recipe.code_path == ()
+    (tmp_path / "my.yaml").write_text("extends: quickstart\ncode_path: [src]\nmodel: {name: my_pkg:make}\n")
+    assert load(str(tmp_path / "my.yaml")).recipe.code_path == (str(tmp_path / "src"),)
