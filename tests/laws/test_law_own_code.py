@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -34,6 +35,7 @@ OWN = {
     "log.every": "1step",
     "engine.num_threads": "1",
     "parallel.reduce": "ordered",
+    "loggers": "csv",
 }
 
 
@@ -77,6 +79,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(train: Train, tmp_path: Path
     state = json.loads((parts.checkpoint / "state.json").read_text())
     assert state["callbacks"]["0 own_code:Count"] == {"steps": 8, "evaluations": 2}
     assert state["code"].keys() == {"own_code.py"}
+    with (parts.folder.path / "scalars.csv").open(newline="") as file:
+        exported = {(int(row["step"]), row["name"]): float(row["value"]) for row in csv.DictReader(file)}
+    assert exported == values
 
 
 def test_micro_batches_and_workers_do_not_change_the_run(train: Train) -> None:
