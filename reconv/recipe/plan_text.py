@@ -19,6 +19,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         f"{_batch(plan)}; {_rate(recipe, plan)}",
         _samples(recipe, plan),
         *_data(plan),
+        *_sampling(recipe, plan),
         _groups(recipe, plan),
         _curve(recipe, plan),
         _points(recipe, plan),
@@ -132,6 +133,17 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
         f"{count(plan.num_train, 'training sample')}{percent} = {count(steps, 'step')} per epoch{tail}; "
         f"{epochs}{count(plan.total_steps, 'step')}; {_validation(plan)}"
     )
+
+
+def _sampling(recipe: Recipe, plan: Plan) -> list[str]:
+    """What an epoch has other than each sample once."""
+    lines, repeats = [], recipe.augment.repeats
+    if recipe.data.sampler == "balanced":
+        lines.append("balanced sampling: every class equally often, with the samples of small classes repeated")
+    if repeats > 1:
+        num_images = -(-int(plan.steps_per_epoch * plan.global_batch) // repeats)
+        lines.append(f"repeated augmentation: {num_images:,} images per epoch, {repeats} times each")
+    return lines
 
 
 def _validation(plan: Plan) -> str:

@@ -36,7 +36,6 @@ WEIGHTS = {
 }
 CASES = {
     "weights": WEIGHTS,
-    "mixed weights": {**WEIGHTS, "augment.mixup.alpha": "0.3"},
     "multilabel": {
         "task": "multilabel",
         "expect": "null",

@@ -496,3 +496,10 @@ def test_a_frozen_backbone_is_planned_in_steps_and_must_end_before_the_run() -> 
     )
     with pytest.raises(RecipeError, match=r"model.freeze_until 4ep is 40 steps, but the run has only 40"):
         plan_of(2560, length="4ep", model=model | {"freeze_until": "4ep"})
+
+
+def test_the_plan_says_how_often_images_come() -> None:
+    recipe = Recipe.model_validate({"augment": {"repeats": 3}, "data": {"sampler": "balanced"}, "batch": {"size": 64}})
+    lines = make_plan(recipe, Facts(1000, 100, 10)).lines
+    assert "repeated augmentation: 320 images per epoch, 3 times each" in lines
+    assert any(line.startswith("balanced sampling") for line in lines)

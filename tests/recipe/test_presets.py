@@ -24,7 +24,17 @@ NUM_TRAIN = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "auto": 1_28
 NUM_TRAIN |= {"scattered-digits": 2000, "voc": 5011}
 FAMILIES = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
 ROWS = {row["name"]: family["common"] | row for family in FAMILIES for row in family["rows"]}
-OPTIONS = ("conv_init", "padding", "zero_gamma", "bn_momentum", "norm", "se_base", "group_dim", "expand_ratio")
+OPTIONS = (
+    "conv_init",
+    "padding",
+    "zero_gamma",
+    "bn_momentum",
+    "norm",
+    "se_base",
+    "group_dim",
+    "expand_ratio",
+    "drop_path_rate",
+)
 ELSEWHERE = {"name", "batch", "epochs", "warmup", "peak", "steps", "rates", "exponent"} | {  # by the plan; as results
     *("top1", "spread", "images_per_s", "hours", "twice", "uncertain"),
 }
@@ -57,7 +67,7 @@ def test_a_broken_preset_is_named() -> None:
 
 def test_presets_are_found_by_name_in_the_folders_of_their_vendors() -> None:
     files = sorted(PRESETS.rglob("*.yaml"))
-    assert {path.parent.name for path in files} == {"nvidia", "habana", "graphcore", "reconv"}
+    assert {path.parent.name for path in files} == {"nvidia", "habana", "graphcore", "torchvision", "timm", "reconv"}
     assert preset_names() == sorted(path.stem for path in files), "no name twice"
     assert len(files) > 90
     assert [preset_path(path.stem) for path in files] == files
@@ -100,7 +110,7 @@ def test_the_published_list_covers_devices_lengths_precisions_and_optimizers() -
     assert {1, 8, 16, 64} <= set(cards)
     assert {50, 90, 250} <= {row["epochs"] for row in ROWS.values()}
     assert {"fp32", "fp16", "bf16", "tf32", "16.16", "16.32"} == {row["precision"] for row in ROWS.values()}
-    assert {"sgd", "lars", "rmsprop", "rmsprop-tf"} == {row["optimizer"] for row in ROWS.values()}
+    assert {"sgd", "lars", "rmsprop", "rmsprop-tf", "lamb"} == {row["optimizer"] for row in ROWS.values()}
 
 
 def test_a_published_recipe_is_a_preset_with_the_published_values() -> None:
@@ -132,6 +142,13 @@ def test_a_published_recipe_is_a_preset_with_the_published_values() -> None:
             "interpolation": recipe.data.preprocess.interpolation,
             "average": recipe.checkpoint_average.decay,
             "end": recipe.schedule.end_lr,
+            "loss": recipe.loss.name,
+            "resize": recipe.data.preprocess.resize,
+            "train_size": augment.size,
+            "repeats": augment.repeats,
+            "erasing": augment.random_erasing.probability,
+            "cutmix_alpha": augment.cutmix.alpha,
+            "rand": [augment.randaugment.num_ops, augment.randaugment.magnitude, augment.randaugment.magnitude_std],
             "aux": recipe.model.options.get("aux_heads"),
             **{option: recipe.model.options.get(option) for option in OPTIONS},
         }

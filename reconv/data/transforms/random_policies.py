@@ -69,7 +69,7 @@ def timm_operation(index: int, level: float) -> Operation:
     name = _TIMM_NAMES[index]
     match name:
         case "posterize":
-            return Operation(name, 4 - int(4 * level))
+            return Operation(name, max(1, 4 - int(4 * level)))  # without a bit left an image would be black
         case "solarize":
             return Operation(name, 256 - int(256 * level))
         case "solarize-add":
