@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,12 @@ from reconv.cli.options import (
     print_table,
     set_option,
 )
-from reconv.errors import ExitCode, ResourceError, UsageError
+from reconv.errors import ExitCode, ReconvError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from reconv.data.inspect.check import CheckReport
     from reconv.data.inspect.lenient_open import DataIssue
+    from reconv.recipe.derive import Derivation
 
 _CLASSES_SHOWN = 30
 _PATHS_SHOWN = 5
@@ -55,6 +56,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 
     from reconv.data.inspect.check import check as check_dataset
     from reconv.machine import Machine, usable_cores
+    from reconv.recipe.adapt import show as shown
     from reconv.recipe.data_fields import DataConfig
 
     _check_outside(out, Path(path))
@@ -67,12 +69,15 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
             bar.update(task, completed=done, total=total)
 
         report = check_dataset(path, DataConfig(), workers or usable_cores(Machine()), advance)
-    emit_json(report.as_json(), str(out / "check.json"))
+    derived = _derive(path, report)
+    content = {**report.as_json(), "finetune": {d.name: {"value": shown(d.value), "why": d.why} for d in derived}}
+    emit_json(content, str(out / "check.json"))
     write_image(out / "contact.png", _contact_sheet(report))
     if json_file is not None:
-        emit_json(report.as_json(), json_file)
+        emit_json(content, json_file)
     else:
         _print(report, out)
+        _print_derived(path, derived)
     if report.errors:
         click.get_current_context().exit(ExitCode.DATA)
 
@@ -157,6 +162,43 @@ def _print(report: CheckReport, out: Path) -> None:
     num_errors = len(report.errors)
     summary = f"{num_errors} kind{'s' * (num_errors > 1)} of error" if num_errors else "no errors"
     click.secho(f"{summary} · {out / 'check.json'} · {out / 'contact.png'}", bold=True)
+
+
+def _derive(path: str, report: CheckReport) -> tuple[Derivation, ...]:
+    """What `reconv train finetune` derives from the data; empty if it cannot train on it."""
+    from reconv.trainer.build.derived_recipe import load_derived
+
+    has_boxes = any(own.num_boxes is not None for own in report.splits.values())
+    if report.errors or not Path(path).exists():
+        return ()
+    try:
+        return load_derived(f"finetune{'-detection' * has_boxes}", [("data.path", path, "PATH")]).derived
+    except ReconvError:
+        return ()
+
+
+def _print_derived(path: str, derived: Sequence[Derivation]) -> None:
+    """Print the most important derived values, and proposed anchors as fields to paste."""
+    from reconv.recipe.adapt import show as shown
+
+    values = {d.name: d for d in derived}
+    anchors = [values[name] for name in values if name.startswith("detection.anchors.")]
+    if anchors:
+        click.echo(f"\nanchors for these boxes ({anchors[0].why}):")
+        click.echo("detection:\n  anchors:")
+        for anchor in anchors:
+            click.echo(f"    {anchor.name.rpartition('.')[2]}: {shown(anchor.value)}")
+    if not values:
+        return
+    recipe = "finetune-detection" if "detection.max_gt_boxes" in values else "finetune"
+    network = values.get("model.name") or values["model.options.backbone"]
+    short = ", ".join(
+        f"{name} {shown(values[name].value)}"
+        for name in (network.name, "data.preprocess.size", "batch.size", "length", "schedule.lr", "loss.class_weights")
+        if name in values
+    )
+    click.echo(f"\nreconv train {recipe} --data {path} would use, from scratch: {short}")
+    click.echo(f"everything, with its arithmetic: reconv recipes show {recipe} --data {path} [--init WEIGHTS]")
 
 
 def _print_classes(report: CheckReport) -> None:

@@ -13,6 +13,7 @@ import click
 from reconv.cli.options import (
     Command,
     CommandGroup,
+    Override,
     bind_bare_json,
     complete_field_names,
     complete_recipes,
@@ -25,6 +26,7 @@ from reconv.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from reconv.recipe.resolved import Resolved
     from reconv.recipe.schema import Recipe
 
 
@@ -128,6 +130,7 @@ def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
         "data": recipe.data.source,
         "length": str(recipe.length),
         "batch": recipe.batch.size,
+        "derive": list(recipe.derive),
         "expect": None if recipe.expect is None else recipe.expect.model_dump(mode="json"),
         "published": [claim.model_dump(mode="json") for claim in recipe.published],
         "measured": [found.model_dump(mode="json") for found in recipe.measured],
@@ -141,10 +144,9 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
     mark = "*" if claim is not None and claim.value is not None and claim.caveat else ""
     measured = [f"{_figure(m.metric, m.value, m.spread)} (n={m.n}, {m.date})" for m in recipe.measured]
     source = "-" if claim is None else f"{claim.source}; {claim.hardware}" if claim.hardware else claim.source
+    fields = {"model.name": recipe.model.name, "length": str(recipe.length), "batch.size": str(recipe.batch.size)}
     return (
-        recipe.model.name,
-        str(recipe.length),
-        str(recipe.batch.size),
+        *("by the data" if field in recipe.derive else value for field, value in fields.items()),
         published + mark,
         ", ".join(measured) or "not yet",
         source,
@@ -161,21 +163,24 @@ def _figure(metric: str, value: float | None, spread: float | None) -> str:
 @recipes.command("show", cls=Command)
 @click.argument("name", shell_complete=complete_recipes)
 @set_option
+@click.option("--data", metavar="DIR", type=click.Path(), help="Derive from this dataset what the recipe leaves to it.")
+@click.option("--init", metavar="WEIGHTS", help="Initial weights; derived values depend on them, too.")
 @json_option
-def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
+def show(name: str, settings: tuple[str, ...], data: str | None, init: str | None, json_file: str | None) -> None:
     """Print every field of recipe NAME (a preset or a file) with its value and origin.
 
     \b
     Examples:
       reconv recipes show quickstart
       reconv recipes show my.yaml --set batch.size=512
+      reconv recipes show finetune --data flowers/
       reconv recipes show resnet50 --json resnet50.json
     """
-    from reconv.recipe.loader import load
-
-    resolved = load(name, parse_settings(settings))
+    options = [("data.path", data, "--data"), ("model.init", init, "--init")]
+    resolved = _resolve(name, [*(o for o in options if o[1] is not None), *parse_settings(settings)], data)
     values = dict(flatten(resolved.recipe.model_dump(mode="json")))
     origins = {field: resolved.origins.get(field, "default") for field in values}
+    origins |= {field: "derived from the data (--data DIR)" for field in values if resolved.is_open(field)}
     if json_file is not None:
         emit_json({field: {"value": values[field], "origin": origins[field]} for field in values}, json_file)
         return
@@ -216,6 +221,17 @@ def explain(field: str | None, json_file: str | None) -> None:
         click.echo(textwrap.indent(textwrap.fill(entry.description, 96), "    "))
         if not entry.is_section and field is not None:
             click.echo(textwrap.indent(textwrap.fill(f"takes {entry.kind}", 96), "    "))
+
+
+def _resolve(name: str, overrides: list[Override], data: str | None) -> Resolved:
+    """The recipe, with its derived values if there is data."""
+    from reconv.recipe.loader import load
+
+    if data is None:
+        return load(name, overrides)
+    from reconv.trainer.build.derived_recipe import load_derived
+
+    return load_derived(name, overrides).resolved
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,10 +22,11 @@ from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
 from reconv.recipe.code_fields import names_code
-from reconv.recipe.loader import Override, load
+from reconv.recipe.loader import Override
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, check_data_is_read, open_datasets
+from reconv.trainer.build.derived_recipe import load_derived
 from reconv.trainer.build.loaders import build_train_loader, sample_pipeline_maker
 from reconv.trainer.report_images import target_names
 
@@ -63,7 +64,7 @@ def show_batch(
     is_built_in = (data in NEED_NO_PATH or names_code(data)) and not Path(data).exists()
     kind = data if is_built_in else _kind(detect(Path(data)))
     source: Override = ("data.source", data, "PATH") if is_built_in else ("data.path", data, "PATH")
-    resolved = load(recipe or _DEFAULT_RECIPES.get(kind, _FALLBACK_RECIPE), [source, *overrides]).recipe
+    resolved = load_derived(recipe or _DEFAULT_RECIPES.get(kind, _FALLBACK_RECIPE), [source, *overrides]).recipe
     check_data_is_read(resolved, None if is_built_in else data, "PATH")
     add_folders(resolved.code_path)
     datasets = open_datasets(resolved)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reconv.recipe import yaml_document as document
+from reconv.recipe.fields import is_derived, schema_fields
 from reconv.recipe.rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import ScheduleConfig
 
@@ -101,6 +102,22 @@ class Draft:
     def holds(self, path: document.Path, value: Any) -> bool:
         """Whether a key already has this value."""
         return bool(self.value(path, default=_ABSENT) == value)
+
+    def fixed(self) -> frozenset[str]:
+        """The fields that `derive` must not change: overrides, and what its file or a nearer one sets."""
+        derives = self.origins.get(("derive",), Origin(-1, 0, "")).layer
+        nearest = -1 if derives == OVERRIDES else derives
+        return frozenset(
+            ".".join(path)
+            for path, origin in self.origins.items()
+            if (origin.layer == OVERRIDES or origin.layer <= nearest) and not isinstance(self.value(path), dict)
+        )
+
+    def open_fields(self) -> frozenset[str]:
+        """The fields that are to be derived from the data."""
+        named, fixed = self.value(("derive",), ()), self.fixed()
+        names = [name for name in named if isinstance(name, str)] if isinstance(named, (list, tuple)) else []
+        return frozenset(field for field in schema_fields() if is_derived(field, names) and field not in fixed)
 
     def origin(self, path: document.Path) -> Origin:
         """The origin of a key, or of the nearest section around it."""

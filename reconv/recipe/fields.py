@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -55,6 +55,11 @@ def section_type(annotation: Any) -> type[Section] | None:
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind
     return None
+
+
+def is_derived(field: str, derive: Collection[str]) -> bool:
+    """Whether a field, or the section it is in, is in a recipe's `derive`."""
+    return any(field == name or field.startswith(f"{name}.") for name in derive)
 
 
 def takes_only_text(field: str) -> bool:

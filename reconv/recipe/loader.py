@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ _MAY_CHANGE = (
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 _FITTED = Origin(OVERRIDES - 2, 0, "fitted")  # values that follow what the user wrote
+_DERIVED = Origin(OVERRIDES - 3, 0, "derived")  # values that follow from the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ class _Layer:
         return self.path.is_relative_to(PRESETS)
 
 
-def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
-    """Load a preset or a recipe file with overrides, or raise RecipeError with all problems."""
+def load(name_or_path: str, overrides: Sequence[Override] = (), derived: Sequence[Override] | None = None) -> Resolved:
+    """Load a preset or a recipe file with overrides, or raise RecipeError with all problems.
+
+    `derived` are the values of the fields that the recipe leaves to the data; None: they are not known yet.
+    """
     layers = _read_chain(name_or_path)
     requested = layers[0]
     draft = Draft(num_own=sum(not layer.is_preset for layer in layers))
@@ -93,7 +97,13 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
         explicit -= {"description"}
     base = None if preset is None or not explicit else Recipe.model_validate(preset)
     if base is not None:
-        notes = _fit(draft, base, explicit, changes)
+        notes = _fit(draft, base, explicit | draft.open_fields(), changes)
+    fixed = draft.fixed()
+    for name, value, origin in derived or ():
+        draft.put(tuple(name.split(".")), value, replace(_DERIVED, text=origin))
+        explicit |= {name}
+    if derived is not None:
+        draft.put(("derive",), [], _DERIVED)
     _set_code_path(draft, layers)
     recipe = _validate(draft)
     if recipe is None or draft.problems:
@@ -103,7 +113,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
         for name in flatten(recipe)
     }
     header = _header(requested.text)
-    return Resolved(recipe, leaf_origins, requested.path, header, base, explicit, tuple(changes), tuple(notes))
+    return Resolved(recipe, leaf_origins, requested.path, header, base, explicit, tuple(changes), tuple(notes), fixed)
 
 
 def _use_written_rates(draft: Draft, explicit: frozenset[str]) -> list[Change]:

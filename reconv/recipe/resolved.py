@@ -20,6 +20,7 @@ from reconv.recipe.adapt import (
     shorten_warmup,
     show,
 )
+from reconv.recipe.fields import is_derived
 from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
 from reconv.recipe.schema import Recipe
 
@@ -36,6 +37,11 @@ class Resolved:
     explicit: frozenset[str] = frozenset()  # fields that the user wrote
     changes: tuple[Change, ...] = ()  # what follows from what the user wrote, and from the data
     notes: tuple[str, ...] = ()  # further lines for the plan
+    fixed: frozenset[str] = frozenset()  # fields that are not derived: those set where `derive` is, or nearer
+
+    def is_open(self, field: str) -> bool:
+        """Whether a field is to be derived from the data."""
+        return is_derived(field, self.recipe.derive) and field not in self.fixed
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -512,6 +512,28 @@ class MeasuredResult(Section):
     """Training time."""
 
 
+DerivedField = Literal[
+    "model.name",
+    "model.options",
+    "data.preprocess",
+    "batch.size",
+    "batch.group",
+    "length",
+    "model.freeze_until",
+    "schedule.lr",
+    "optimizer.backbone_lr_scale",
+    "schedule.warmup",
+    "optimizer.weight_decay",
+    "ema.decay",
+    "evaluate.every",
+    "save.every",
+    "loss.class_weights",
+    "data.bad_images",
+    "detection.anchors",
+    "detection.max_gt_boxes",
+]
+
+
 class Recipe(Section):
     """Everything that determines a training run, and the result to expect from it."""
 
@@ -525,6 +547,9 @@ class Recipe(Section):
     """Seed of the initial weights, the order of samples and the augmentation."""
     length: Duration = Duration(90, "ep")
     """Length of training in epochs or steps, as in 90ep or 5000step."""
+    derive: Annotated[tuple[DerivedField, ...], Listed] = ()
+    """Fields and sections whose values follow from the data and the initial weights, unless they are set here or by
+    the command; the rules are in docs/finetune.md."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -564,7 +589,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Recipe:
-        found = contradictions(self)
+        open_fields = tuple(f"{name}." for name in self.derive)  # checked when they are derived
+        found = [
+            c for c in contradictions(self) if not any(f in self.derive or f.startswith(open_fields) for f in c.fields)
+        ]
         if found:
             raise ContradictionError(found)
         return self

@@ -23,6 +23,7 @@ from reconv.recipe.plan_text import count
 from reconv.recipe.resolved import Resolved, fit_to_model
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, check_data_is_read, with_data_path
+from reconv.trainer.build.derived_recipe import load_derived
 from reconv.trainer.build.init_weights import check_weights_readable
 from reconv.trainer.resume import check_out_is_free, find_run, read_data_path
 
@@ -68,6 +69,10 @@ def resolve_recipe(args: RunArgs) -> Resolved:
     """The recipe with its overrides and the path of its data; checks that the packages and weights it needs exist."""
     overrides = [*args.overrides, *([("data.path", str(args.data), "--data")] if args.data is not None else [])]
     resolved = load(args.recipe, overrides)
+    if resolved.recipe.derive:
+        resumed = find_run(resolved.recipe, out=args.out, runs=args.runs) if args.resume else None
+        values = None if resumed is None else load(str(resumed.recipe)).recipe
+        resolved = load_derived(args.recipe, overrides, values).resolved
     resolved = fit_to_model(resolved, option_names(resolved.recipe.model.name))
     recipe = resolved.recipe
     check_data_is_read(recipe, args.data)

@@ -237,7 +237,7 @@ def test_the_ssd_presets_are_the_published_recipes(
 
 def test_house_recipes_start_residual_blocks_at_zero_and_vendor_presets_as_published() -> None:
     started = {name for name in preset_names() if load(name).recipe.model.zero_init_last}
-    assert started == {f"resnet{depth}" for depth in (18, 34, 50, 101, 152)}
+    assert started == {"finetune", *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152))}
     assert {preset_path(name).parent.name for name in started} == {"reconv"}
 
 

@@ -1,0 +1,114 @@
+"""The recipe of a run: its file and overrides, and what follows from the data where the recipe says `derive`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image
+
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.dataset import I64, Dataset, all_targets, evenly_spaced
+from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
+from reconv.errors import DataError
+from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation
+from reconv.recipe.derive_rules import derive
+from reconv.recipe.detection_fields import AnchorConfig
+from reconv.recipe.fields import flatten
+from reconv.recipe.loader import Override, load
+from reconv.recipe.resolved import Resolved
+from reconv.recipe.schema import Recipe
+from reconv.trainer.build.code import import_code
+from reconv.trainer.build.datasets import data_path, open_split
+from reconv.trainer.build.weight_facts import weight_facts
+
+_NUM_MEASURED = 200  # images whose size is read
+_NUM_ANNOTATED = 5_000  # images whose boxes are read
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedRecipe:
+    """A recipe without open fields, and how the derived ones came about; its notes are for the plan."""
+
+    resolved: Resolved
+    derived: tuple[Derivation, ...] = ()
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.resolved.recipe
+
+
+def load_derived(name: str, overrides: Sequence[Override] = (), resumed: Recipe | None = None) -> DerivedRecipe:
+    """Load a recipe and derive what it leaves to the data; a resumed run keeps the values it was started with."""
+    resolved = load(name, overrides)
+    recipe = resolved.recipe
+    if not recipe.derive:
+        return DerivedRecipe(resolved)
+    if resumed is not None:
+        resolved = load(name, overrides, _kept(resolved, resumed))
+        note = "values derived from the data are those of the run that is resumed"
+        return DerivedRecipe(replace(resolved, notes=(note, *resolved.notes)))
+    import_code(recipe)
+    weights = weight_facts(recipe, is_model_set="model.name" in resolved.fixed)
+    derived = derive(recipe, resolved.fixed, data_facts(recipe), weights)
+    resolved = load(name, overrides, [(d.name, d.value, f"derived: {d.why}") for d in derived])
+    notes = (*(f"derived {derivation}" for derivation in derived), *resolved.notes)
+    return DerivedRecipe(replace(resolved, notes=notes), derived)
+
+
+def _kept(resolved: Resolved, resumed: Recipe) -> list[Override]:
+    """The derived values of the run that is resumed."""
+    values = flatten(resumed).items()
+    return [(name, value, "the run that is resumed") for name, value in values if resolved.is_open(name)]
+
+
+def data_facts(recipe: Recipe) -> DataFacts:
+    """What the rules need to know of the training set of a recipe."""
+    dataset = open_split(recipe, data_path(recipe), "train")
+    if len(dataset) == 0:
+        raise DataError("the training set is empty", where=str(data_path(recipe)))
+    if isinstance(dataset, DetectionDataset):
+        return _box_facts(dataset)
+    counts = np.bincount(all_targets(dataset), minlength=len(dataset.class_names))
+    return DataFacts(len(dataset), tuple(counts.tolist()), _short_side(dataset, recipe))
+
+
+def _sample(num_samples: int, limit: int) -> I64:
+    """At most `limit` indices, evenly spaced."""
+    return evenly_spaced(num_samples, min(100.0, 100 * limit / num_samples))
+
+
+def _short_side(dataset: Dataset, recipe: Recipe) -> int:
+    """The median of the shorter side of some images, from their headers; unreadable ones are left out."""
+    sides = []
+    for index in _sample(len(dataset), _NUM_MEASURED).tolist():
+        try:
+            data = dataset[index].data
+            if isinstance(data, bytes):
+                with Image.open(io.BytesIO(data)) as image:
+                    sides.append(min(image.size))
+            else:
+                sides.append(min(data.shape[:2]))
+        except (DataError, OSError, Image.DecompressionBombError):
+            continue
+    return int(np.median(sides)) if sides else recipe.data.preprocess.size
+
+
+def _box_facts(dataset: DetectionDataset) -> DataFacts:
+    annotations = [dataset.annotation(index) for index in _sample(len(dataset), _NUM_ANNOTATED).tolist()]
+    sides = [min(annotation.height, annotation.width) for annotation in annotations]
+    corners = [a.boxes_xyxy[~a.is_crowd] / [a.width, a.height, a.width, a.height] for a in annotations]
+    boxes = np.concatenate(corners).astype(np.float64)
+    sizes = (boxes[:, 2:] - boxes[:, :2]).clip(0, 1)
+    sizes = sizes[(sizes > 0).all(axis=1)]
+    anchors = None
+    if len(sizes):
+        default = AnchorConfig()
+        scales, ratios = propose_anchors(sizes, [len(ratios) for ratios in default.aspect_ratios])
+        mean_iou = mean_best_iou(sizes, scales, ratios)
+        default_iou = mean_best_iou(sizes, default.scales, default.aspect_ratios)
+        anchors = AnchorFacts(scales, ratios, mean_iou, default_iou, len(sizes))
+    max_boxes = max((len(annotation) for annotation in annotations), default=0)
+    return DataFacts(len(dataset), (), int(np.median(sides)), max_boxes, anchors)
