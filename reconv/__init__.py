@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reconv.inference.predict_files import predict
     from reconv.inference.predictor import Predictor, load
     from reconv.trainer.custom_callbacks import Callback, RunInfo
-    from reconv.trainer.training_run import train
+    from reconv.trainer.python_api import train
 
 __all__ = ["Callback", "Predictor", "RunInfo", "__version__", "evaluate", "load", "predict", "train"]
 

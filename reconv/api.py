@@ -7,8 +7,9 @@ from reconv.inference.predictor import EvalResult, Predictor, load
 from reconv.trainer.checkpoint_average import AveragedWeights, average
 from reconv.trainer.custom_callbacks import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
-from reconv.trainer.run_finalizer import RunResult
-from reconv.trainer.training_run import TrainingRun, train
+from reconv.trainer.python_api import train
+from reconv.trainer.run_result import RunResult
+from reconv.trainer.training_run import TrainingRun
 
 __all__ = [
     "AveragedWeights",

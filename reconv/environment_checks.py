@@ -114,6 +114,15 @@ def is_within(version: str, bounds: str) -> bool:
     return True
 
 
+def torch_version_note() -> str:
+    """A line that names a torch outside the tested versions; empty if it is one of them or that is not known."""
+    bounds = next((need.bounds for need in requirements() if need.name == "torch" and not need.extra), "")
+    version = _installed("torch")
+    if version is None or is_within(version, bounds):
+        return ""
+    return f"torch {version} is not tested with Reconv {__version__}, which is made for torch {bounds}"
+
+
 def _installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -48,6 +48,10 @@ class ReconvError(Exception):
         lines += [f"  next:  {self.then}"] if self.then else []
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows instead of a traceback; `%tb` still shows that."""
+        return [f"{type(self).__name__}: {self}"]
+
     def to_dict(self) -> dict[str, Any]:
         """The error as plain data that can be sent to other processes."""
         text = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}

@@ -6,8 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reconv.checkpoint.run_dir import RunDir
@@ -19,20 +17,11 @@ from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
 from reconv.trainer.oom import out_of_memory_error
+from reconv.trainer.run_result import RunResult
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
     from reconv.trainer.training_run import PreparedRun
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The run directory, its summary and its exit code."""
-
-    folder: Path
-    summary: dict[str, Any]
-    exit_code: int
-    was_finished: bool = False  # before this command, which had nothing to do
 
 
 class RunFinalizer:

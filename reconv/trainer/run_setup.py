@@ -49,6 +49,7 @@ class RunArgs:
     stop_after: str | None = None  # as in 100step or 3h
     trust_code: bool = False  # of a teacher's recipe; what the run's own recipe names is imported without a question
     objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
+    return_when_interrupted: bool = False  # after Ctrl-C and a save, return the result instead of raising
 
 
 def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArgs, *more: Any) -> T:

@@ -11,6 +11,7 @@ event, a summary and a report.
 from __future__ import annotations
 
 import platform
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -33,11 +34,12 @@ from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.data.stage_timing import StageTimes
 from reconv.device import Device, configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity
-from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.environment import read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
+from reconv.environment_checks import torch_version_note
+from reconv.errors import ExitCode, PreemptedError, RecipeError, ReconvError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
@@ -50,6 +52,7 @@ from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
 from reconv.recipe.resolved import fit_to_data
 from reconv.recipe.schema import Recipe
+from reconv.report.summary import read_summary
 from reconv.trainer.build.code import code_digests, describe_changed_code, import_code
 from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
@@ -71,7 +74,6 @@ from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.profiler import StepProfiler, check_profile_range
 from reconv.trainer.progress import Counters, ProgressLogger
-from reconv.trainer.python_objects import DatasetPair, PythonObjects, name_datasets
 from reconv.trainer.report_images import ReportImages
 from reconv.trainer.resume import (
     ExistingRun,
@@ -82,8 +84,9 @@ from reconv.trainer.resume import (
     open_existing,
     with_durations_of_run,
 )
-from reconv.trainer.run_finalizer import RunFinalizer, RunResult
-from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe, run_on_devices
+from reconv.trainer.run_finalizer import RunFinalizer
+from reconv.trainer.run_result import RunResult
+from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe
 from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
@@ -93,72 +96,18 @@ from reconv.trainer.unfreeze import UnfreezeBackbone
 _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
 
-def train(
-    recipe: str | Path,
-    *,
-    data: str | Path | DatasetPair | None = None,
-    model: Any = None,
-    loss: Any = None,
-    host_transforms: Sequence[Any] = (),
-    device_transforms: Sequence[Any] = (),
-    metrics: Sequence[Any] = (),
-    callbacks: Sequence[Any] = (),
-    out: str | Path | None = None,
-    resume: bool = False,
-    overrides: Sequence[Override] = (),
-    device: str = "auto",
-    devices: int | None = None,
-    nic: str | None = None,
-    console: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
-    runs: str | Path = "runs",
-    command: Sequence[str] = (),
-    stop_after: str | None = None,
-    trust_code: bool = False,
-) -> RunResult:
-    """Train a recipe, a preset's name or a YAML file, and return its run directory and summary.
-
-    `data` is a path or a pair of map-style datasets, for training and validation. `model` is a name, a module, its
-    class or a function that builds it; loss, transforms, metrics and callbacks are your own as well, all as described
-    in docs/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
-    `resume` continues.
-    """
-    objects = PythonObjects()
-    objects.set("model.name", model)
-    objects.set("loss.name", loss)
-    objects.set_list("augment.extra", host_transforms)
-    objects.set_list("augment.extra", device_transforms, on_device=True)
-    objects.set_list("metrics", metrics)
-    objects.set_list("callbacks", callbacks)
-    path = name_datasets(objects, data)
-    if on_event is not None and must_launch(devices, read_launch_env()):
-        raise UsageError(
-            "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
-        )
-    out = None if out is None else Path(out)
-    args = RunArgs(
-        str(recipe),
-        (*objects.overrides, *overrides),
-        path,
-        out,
-        resume,
-        Path(runs),
-        device,
-        nic,
-        console,
-        tuple(command),
-        stop_after,
-        trust_code,
-        objects.objects,
-    )
-    return run_on_devices(devices, _train, args, on_event)
-
-
-def _train(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult:
-    with TrainingRun.from_args(args, on_event) as run:
-        if not run.is_finished:
-            with code_errors():
-                run.trainer().fit()
+def run_training(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult:
+    """Train as the arguments say, in this process; `run_on_devices` starts it in several."""
+    run: TrainingRun | None = None
+    try:
+        with TrainingRun.from_args(args, on_event) as run:
+            if not run.is_finished:
+                with code_errors():
+                    run.trainer().fit()
+    except PreemptedError as error:
+        if not args.return_when_interrupted or run is None or run.stop_signal.signal_number != signal.SIGINT:
+            raise
+        return RunResult(run.run_dir.path, read_summary(run.run_dir.path), int(error.code))
     return run.result
 
 
@@ -571,6 +520,8 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
         for name, now in (("threads", run.plan.threads), ("device", run.device.kind))
         if state and state[name] != now
     ]
+    if note := torch_version_note():
+        logger.warning(note, step)
     for text in (*run.notes, *changed):
         logger.info(text, step)
     for text in describe_changed_code(state.get("code", {}), run.recipe):

@@ -1,0 +1,151 @@
+"""`reconv.train`: the options of `reconv train` as keywords, and objects of yours where the recipe names code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.errors import UsageError
+from reconv.logging.events import Event
+from reconv.recipe.fields import schema_fields
+from reconv.recipe.loader import Override
+from reconv.recipe.presets import nearest
+from reconv.recipe.units import BatchPerDevice
+from reconv.trainer.python_objects import DatasetPair, PythonObjects, name_datasets
+from reconv.trainer.run_result import RunResult
+from reconv.trainer.run_setup import RunArgs, run_on_devices
+from reconv.trainer.training_run import run_training
+
+# Options of `reconv train` that Python has under another name, or not at all.
+_ELSEWHERE = {
+    "set": "overrides={'schedule.lr': 0.05}",
+    "quiet": "console='quiet'",
+    "json": "the result's summary",
+    "dry_run": "reconv.api.dry_run",
+    "checkpoint": "resume=True",
+}
+
+
+def train(
+    recipe: str | Path,
+    *,
+    data: str | Path | DatasetPair | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    batch_per_device: int | None = None,
+    lr: float | str | None = None,
+    model: Any = None,
+    init: str | Path | None = None,
+    freeze: bool = False,
+    seed: int | None = None,
+    workers: int | None = None,
+    loss: Any = None,
+    host_transforms: Sequence[Any] = (),
+    device_transforms: Sequence[Any] = (),
+    metrics: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (),
+    overrides: Mapping[str, Any] | Sequence[Override] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    devices: int | None = None,
+    nic: str | None = None,
+    console: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    runs: str | Path = "runs",
+    command: Sequence[str] = (),
+    stop_after: str | None = None,
+    profile: tuple[int, int] | None = None,
+    trust_code: bool = False,
+    **unknown: Any,
+) -> RunResult:
+    """Train a recipe, a preset's name or a YAML file, and return its run directory, summary and model.
+
+    The keywords are the options of `reconv train`; `overrides` sets any other field of the recipe, as in
+    `{"schedule.lr": 0.05}`. `data` is a path or a pair of map-style datasets, for training and validation. `model` is a
+    name, a module, its class or a function that builds it; loss, transforms, metrics and callbacks are your own as
+    well, all as described in docs/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the
+    untouched schedule; `resume` continues.
+
+    `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
+    that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
+    """
+    if unknown:
+        raise _unknown_keyword(next(iter(unknown)))
+    objects = PythonObjects()
+    objects.set("model.name", model)
+    objects.set("loss.name", loss)
+    objects.set_list("augment.extra", host_transforms)
+    objects.set_list("augment.extra", device_transforms, on_device=True)
+    objects.set_list("metrics", metrics)
+    objects.set_list("callbacks", callbacks)
+    path = name_datasets(objects, data)
+    world_size = devices or read_launch_env().world_size
+    fields = {
+        "epochs": ("length", None if epochs is None else f"{Decimal(repr(epochs)).normalize():f}ep"),
+        "batch_size": ("batch.size", batch_size),
+        "batch_per_device": ("batch.size", batch_per_device and BatchPerDevice(batch_per_device, world_size)),
+        "lr": ("schedule.lr", lr),
+        "workers": ("data.num_workers", workers),
+        "seed": ("seed", seed),
+        "init": ("model.init", init),
+        "freeze": ("model.freeze_backbone", freeze or None),
+        "profile": ("profile", None if profile is None else list(profile)),
+    }
+    if batch_size is not None and batch_per_device is not None:
+        raise UsageError("batch_size and batch_per_device cannot be combined", then="use one of them")
+    keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
+    if on_event is not None and must_launch(devices, read_launch_env()):
+        raise UsageError(
+            "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
+        )
+    args = RunArgs(
+        recipe=str(recipe),
+        overrides=(*objects.overrides, *keywords, *_as_overrides(overrides)),
+        data=path,
+        out=None if out is None else Path(out),
+        resume=resume,
+        runs=Path(runs),
+        device=device,
+        nic=nic,
+        console="auto" if console is None and in_ipython() else console,
+        command=tuple(command),
+        stop_after=stop_after,
+        trust_code=trust_code,
+        objects=objects.objects,
+        return_when_interrupted=in_ipython(),
+    )
+    return run_on_devices(devices, run_training, args, on_event)
+
+
+def in_ipython() -> bool:
+    """Whether this code runs in a notebook or an IPython shell."""
+    module = sys.modules.get("IPython")
+    return module is not None and module.get_ipython() is not None
+
+
+def _as_overrides(overrides: Mapping[str, Any] | Sequence[Override]) -> list[Override]:
+    if isinstance(overrides, Mapping):
+        return [(field, value, "overrides") for field, value in overrides.items()]
+    for item in overrides:
+        if not isinstance(item, tuple) or len(item) != 3:
+            raise UsageError(f"overrides has {item!r}", then="pass a dict, as in overrides={'schedule.lr': 0.05}")
+    return list(overrides)
+
+
+def _unknown_keyword(name: str) -> UsageError:
+    """The error for a keyword that `train` does not have: the closest one, or the recipe field of that name."""
+    known = list(train.__kwdefaults__ or ())
+    fields = [field for field in schema_fields() if name in (field, field.rpartition(".")[2])]
+    if name in _ELSEWHERE:
+        then = f"use {_ELSEWHERE[name]}"
+    elif fields:
+        then = f"set the recipe field: overrides={{{fields[0]!r}: ...}}"
+    else:
+        close = nearest(name, known)
+        then = f"did you mean {close}?" if close else "its keywords are: " + ", ".join(known)
+    return UsageError(f"train has no keyword {name!r}", then=then)
