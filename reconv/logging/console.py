@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from reconv.errors import ExitCode, UsageError
 from reconv.logging import formatting as fmt
+from reconv.logging.console_lines import ConsoleLines
 from reconv.logging.events import (
-    AttemptStarted,
     BadImageSkipped,
     CheckpointSaved,
-    DataWait,
     EvalFinished,
     Event,
     LogMessage,
     NonFiniteStep,
     RunEnded,
-    RunPlanned,
     TrainProgress,
     encode,
 )
@@ -252,89 +250,3 @@ def _style(event: Event) -> str:
             return "dim"
         case _:
             return ""
-
-
-class ConsoleLines:
-    """Formats events as lines of text, with the state of earlier events that they need."""
-
-    def __init__(self, run_dir: Path | None) -> None:
-        self.run_dir = run_dir
-        self.total_steps = 0
-        self._steps_per_epoch = 0.0
-        self._bottleneck = ""
-
-    @property
-    def _epochs(self) -> str:
-        return f"{round(self.total_steps / self._steps_per_epoch, 2) if self._steps_per_epoch else 0:g}"
-
-    def progress(self, event: TrainProgress) -> list[str]:
-        """The short parts of a progress line."""
-        metrics = [f"{fmt.metric_name(name)} {fmt.metric_text(name, v)}" for name, v in event.metrics.items()]
-        note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
-        return [
-            f"epoch {event.epoch:.2f}/{self._epochs}",
-            f"step {event.step:,}/{self.total_steps:,}",
-            f"loss {fmt.number(event.loss)}",
-            *metrics[:-1],
-            *(part + note for part in metrics[-1:]),
-            f"lr {fmt.number(event.lr)}",
-            f"{fmt.rate(event.images_per_s)} images/s",
-            f"data wait {fmt.percent(event.data_wait_fraction, 0)}",
-            f"memory {fmt.size(event.memory_bytes)}",
-            f"ETA {fmt.clock_time(event.eta_s)}",
-        ]
-
-    def lines(self, event: Event) -> list[str]:
-        """The lines that an event adds above the progress line."""
-        match event:
-            case AttemptStarted():
-                return self._attempt(event)
-            case RunPlanned():
-                return self._plan(event)
-            case EvalFinished():
-                return [self._evaluated(event)]
-            case CheckpointSaved():
-                where = f"{self.run_dir / event.path}" if self.run_dir else event.path
-                return [f"saved {where} ({fmt.size(event.num_bytes)}, {event.reason})"]
-            case NonFiniteStep():
-                then = "stopping" if event.action == "stop" else "update skipped"
-                return [f"step {event.step:,}: non-finite loss or gradient (loss {fmt.number(event.loss)}); {then}"]
-            case BadImageSkipped():
-                return [f"warning: skipped a bad {event.split} image: {event.path}: {event.reason}"]
-            case DataWait():
-                return self._data_wait(event)
-            case LogMessage():
-                return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
-            case _:
-                return []
-
-    def _attempt(self, event: AttemptStarted) -> list[str]:
-        device = event.environment.get("device", "this machine")
-        if event.from_step:
-            return [f"attempt {event.attempt}: resuming from step {event.from_step:,} on {device}"]
-        return [f"training on {device}"]
-
-    def _plan(self, event: RunPlanned) -> list[str]:
-        self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
-        length = f"{self._epochs} {'epoch' if self._epochs == '1' else 'epochs'}, {event.total_steps:,} steps"
-        size = f"{fmt.short_count(event.num_parameters)} parameters" if event.num_parameters else ""
-        first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
-        report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
-        return [first, *(f"  {line}" for line in event.lines), *report]
-
-    def _data_wait(self, event: DataWait) -> list[str]:
-        """Nothing if there is no bottleneck, or the same as before."""
-        before, self._bottleneck = self._bottleneck, event.bottleneck
-        if event.bottleneck in ("", before):
-            return []
-        return [fmt.data_wait(event.fraction, event.seconds, event.bottleneck, event.advice)]
-
-    def _evaluated(self, event: EvalFinished) -> str:
-        metrics = "  ".join(
-            f"{fmt.metric_name(name)} {fmt.metric_text(name, event.metrics[name])}"
-            for name in fmt.shown_metrics(event.metrics)
-        )
-        weights = "" if event.weights == "raw" else f" ({event.weights})"
-        remarks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
-        remarks += f"  {fmt.without_bad(event.skipped)}" if event.skipped else ""
-        return f"validation at epoch {event.epoch:.2f}{weights}: {metrics}{remarks}"

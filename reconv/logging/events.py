@@ -53,6 +53,10 @@ class RunPlanned(Event):
     num_parameters: int = 0  # 0: unknown
     model: str = ""
     num_devices: int = 1
+    num_trained: int | None = None  # of the parameters; the others are frozen for the whole run. None: unknown
+    num_classes: int = 0  # 0: unknown
+    monitored_weights: str = "raw"  # whose metrics count: ema where there are EMA weights
+    loss_note: str = ""  # what the training loss includes, and the validation loss does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,12 @@ def short_count(value: int) -> str:
     return str(value)
 
 
+def parameters(num_parameters: int, num_trained: int | None) -> str:
+    """The number of parameters, and how many of them are trained if not all are."""
+    total = f"{short_count(num_parameters)} parameters"
+    return total if num_trained in (None, num_parameters) else f"{total} ({short_count(num_trained or 0)} trained)"
+
+
 def size(num_bytes: float) -> str:
     """Bytes in decimal units: 1.25 GB."""
     for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -26,6 +26,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_freezing(recipe, plan),
         *_optimizer(recipe, plan),
         *_clip_grad(recipe),
+        *([note] if (note := loss_note(recipe)) else []),
         *_rate_scales(recipe),
         *_memory(recipe, plan),
         *_pipeline(recipe, plan),
@@ -47,6 +48,28 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         )
     lines += [f"no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)]
     return tuple(lines)
+
+
+def loss_note(recipe: Recipe) -> str:
+    """What the training loss includes and the validation loss does not, so that they are not compared; or nothing."""
+    if recipe.task != "classification":
+        return ""
+    loss, augment = recipe.loss, recipe.augment
+    parts = {
+        "label smoothing": loss.label_smoothing > 0,
+        "mixup": augment.mixup.enabled,
+        "cutmix": augment.cutmix.enabled,
+        "class weights": loss.class_weights != "none",
+        "distillation": recipe.distill.teacher is not None,
+    }
+    included = [name for name, is_used in parts.items() if is_used]
+    if loss.name not in ("auto", "cross_entropy"):
+        name = "binary cross-entropy" if loss.name == "bce" else loss.name
+        return f"training loss is {name}, validation loss is cross-entropy: they cannot be compared"
+    if not included:
+        return ""
+    listed = included[0] if len(included) == 1 else f"{', '.join(included[:-1])} and {included[-1]}"
+    return f"training loss includes {listed}, validation loss does not: they cannot be compared"
 
 
 def count(number: int, noun: str) -> str:

@@ -34,7 +34,13 @@ def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
     others = sorted(fmt.shown_metrics(seen))
     gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
     charts = [
-        chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
+        chart(
+            "Loss",
+            "number",
+            _train_and_validation(record, "loss"),
+            may_be_log=True,
+            note=f"{plan.loss_note[0].upper()}{plan.loss_note[1:]}." if plan and plan.loss_note else "",
+        ),
         *(_result_charts(record, summary) if metric not in (None, "loss") else []),
         *(small(_title(name), _unit(record, name), _train_and_validation(record, name)) for name in others),
         small("AP by object size", "percent", _by_size(record, summary["weights"] or "raw")),

@@ -106,12 +106,20 @@ def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
         page.card("images/s", fmt.rate(summary["images_per_s"]), compute),
         page.card("data wait", fmt.percent(summary["data_wait_fraction"], 1), _data_wait(summary)),
         page.card("peak memory", fmt.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
-        page.card("parameters", fmt.short_count(summary["num_parameters"]), "trained")
-        if summary["num_parameters"]
-        else Html(""),
+        _parameters(summary),
         page.card("epochs", f"{summary['epochs']:.4g}", steps),
     ]
     return el("dl", {"class": "cards"}, *shown)
+
+
+def _parameters(summary: Mapping[str, Any]) -> Html:
+    total, trained = summary["num_parameters"], summary["num_trained"]
+    if not total:
+        return Html("")
+    if trained is None:
+        return page.card("parameters", fmt.short_count(total))
+    frozen = f"{fmt.short_count(trained)} trained, {fmt.short_count(total - trained)} frozen"
+    return page.card("parameters", fmt.short_count(total), "all trained" if trained == total else frozen)
 
 
 def _data_wait(summary: Mapping[str, Any]) -> str:

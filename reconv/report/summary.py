@@ -62,6 +62,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         **_checkpoints(record),
         "peak_memory_bytes": max((t.peak_memory_bytes for t in record.attempts), default=0),
         "num_parameters": (plan.num_parameters or None) if plan else None,
+        "num_trained": plan.num_trained if plan else None,
         "expect": _expect(record.recipe, final),
         "exit_code": end.exit_code if end else None,
         "reason": end.reason if end else None,

@@ -15,7 +15,17 @@ from run_example import write_run
 
 from reconv.errors import UsageError
 from reconv.logging.console import make_console
-from reconv.logging.events import BadImageSkipped, EvalFinished, LogMessage, RunPlanned, decode, read_events
+from reconv.logging.events import (
+    BadImageSkipped,
+    CheckpointSaved,
+    EvalFinished,
+    Event,
+    LogMessage,
+    RunEnded,
+    RunPlanned,
+    decode,
+    read_events,
+)
 from reconv.report.html import write_report
 from reconv.report.summary import summarize
 
@@ -71,7 +81,8 @@ def test_plain_prints_a_line_per_training_event_and_the_result_last(tmp_path: Pa
         "ETA",
     ):
         assert part in steps[43]
-    assert sum(line.startswith("validation at epoch") for line in lines) == 40
+    assert sum(line.startswith("validation at epoch") for line in lines) == 20  # raw and EMA weights on one line
+    assert sum(line.startswith("saved ") for line in lines) == 2  # the first and the last
     assert lines[-1] == f"top-1 99.44 % (expected 99.0 ± 0.5: met) · report: {run / 'report.html'}"
 
 
@@ -126,7 +137,7 @@ def test_a_terminal_shows_live_progress_and_keeps_past_events(tmp_path: Path, mo
     shown = print_run("auto", write_run(tmp_path / "run", resumes=[150]), FakeTerminal())
     assert "\x1b[2K" in shown  # a line is erased to be drawn anew
     assert "step 440/440" in shown
-    assert shown.count("validation at epoch") == 40
+    assert shown.count("validation at epoch") == 20
     assert "\x1b[?25h" in shown.split("step 440/440")[-1]  # the cursor is back
 
 
@@ -226,3 +237,64 @@ def test_a_skipped_image_is_printed_and_noted_with_the_metric() -> None:
     first, second = stream.getvalue().splitlines()
     assert first == "warning: skipped a bad val image: val/cat/17.jpg: the file is half-written"
     assert second.endswith("top-1 50.00 %  without 2 bad images")
+
+
+PLAN = RunPlanned("photos", "classification", 100, 10.0, 8, (), 2_200_000, monitored_weights="ema", num_classes=10)
+
+
+def evaluation(weights: str, *, best: bool = False, step: int = 10) -> EvalFinished:
+    metrics = {"top1": 0.5 if weights == "raw" else 0.75, "top5": 1.0, "loss": 1.25}
+    return EvalFinished(step, step / 10, weights, metrics, 98, 0.1, best=best)
+
+
+def plain_lines(*events: Event) -> list[str]:
+    stream = io.StringIO()
+    console = make_console("plain", None, stream)
+    for event in events:
+        console.on_event(event)
+    return stream.getvalue().splitlines()
+
+
+def test_an_evaluation_of_raw_and_ema_weights_is_one_line() -> None:
+    _, line = plain_lines(PLAN, evaluation("raw"), evaluation("ema", best=True))
+    assert line == "validation at epoch 1.00: top-1 75.00 %  loss 1.25 (EMA), top-1 50.00 %  loss 1.25 (raw)  best"
+    _, line = plain_lines(replace(PLAN, monitored_weights="raw"), evaluation("raw", best=True))
+    assert line == "validation at epoch 1.00: top-1 50.00 %  loss 1.25  best"
+
+
+def test_raw_weights_without_their_ema_are_printed_with_the_next_event() -> None:
+    _, line, message = plain_lines(PLAN, evaluation("raw"), LogMessage("info", "stopping"))
+    assert (line, message) == ("validation at epoch 1.00: top-1 50.00 %  loss 1.25", "stopping")
+    lines = plain_lines(PLAN, evaluation("raw"), evaluation("raw", step=20), evaluation("ema", step=20))
+    assert [line[:24] for line in lines[1:]] == ["validation at epoch 1.00", "validation at epoch 2.00"]
+
+
+@pytest.mark.parametrize(("num_classes", "is_shown"), [(5, False), (10, False), (11, True), (0, True)])
+def test_top5_of_few_classes_is_not_printed(num_classes: int, is_shown: bool) -> None:
+    _, line = plain_lines(replace(PLAN, num_classes=num_classes), evaluation("averaged"))
+    assert ("top-5" in line) == is_shown
+
+
+def test_warnings_alike_are_folded_and_counted() -> None:
+    bad = [BadImageSkipped(3, "train", n, f"cat/{n}.jpg", "half-written") for n in range(1500)]
+    other = LogMessage("warning", "another one")
+    alike = [LogMessage("warning", f"step {n} took {n}.5 s") for n in range(5)]
+    end = RunEnded(10, 0, "finished", 1.0, 80, 0)
+    lines = plain_lines(PLAN, *bad, other, *alike, end)
+    assert [line.split(":")[0] for line in lines[1:5]] == ["warning"] * 4
+    assert "cat/2.jpg" in lines[3] and "listed in the report" in lines[4]
+    assert lines[5] == "warning: another one"
+    assert lines[-2] == "not printed: 1,497 more bad images"
+    assert lines[-1].startswith("not printed: 2 more warnings: step 0")
+    assert len(lines) == 1 + 4 + 1 + 4 + 2
+
+
+def test_routine_checkpoints_after_the_first_are_not_printed() -> None:
+    reasons = ("interval", "interval", "best", "keep_at", "stop")
+    saved = [CheckpointSaved(n, f"checkpoints/step-{n}", 1000, 0.1, reason) for n, reason in enumerate(reasons)]
+    assert [line.split("(")[1] for line in plain_lines(*saved)] == ["1 kB, interval)", "1 kB, keep_at)", "1 kB, stop)"]
+
+
+def test_the_plan_says_how_many_parameters_are_trained() -> None:
+    assert "2.2 M parameters, 10 epochs" in plain_lines(replace(PLAN, num_trained=2_200_000))[0]
+    assert "2.2 M parameters (5.13 k trained), 10 epochs" in plain_lines(replace(PLAN, num_trained=5_130))[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reconv.errors import RecipeError, one_of
 from reconv.recipe.batch_split import AUTO_MICRO_IMAGES, cut_groups
 from reconv.recipe.plan import Every, Facts, Plan, make_plan
+from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
 
 
@@ -503,3 +504,22 @@ def test_the_plan_says_how_often_images_come() -> None:
     lines = make_plan(recipe, Facts(1000, 100, 10)).lines
     assert "repeated augmentation: 320 images per epoch, 3 times each" in lines
     assert any(line.startswith("balanced sampling") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, ""),
+        ({"loss": {"label_smoothing": 0.1}}, "training loss includes label smoothing, validation loss does not"),
+        (
+            {"loss": {"label_smoothing": 0.1}, "augment": {"mixup": {"alpha": 0.2}, "cutmix": {"alpha": 1.0}}},
+            "training loss includes label smoothing, mixup and cutmix, validation loss does not",
+        ),
+        ({"loss": {"name": "bce"}}, "training loss is binary cross-entropy, validation loss is cross-entropy"),
+    ],
+)
+def test_the_plan_says_why_training_and_validation_loss_cannot_be_compared(
+    sections: dict[str, Any], expected: str
+) -> None:
+    assert loss_note(Recipe(**sections)).partition(": they")[0] == expected
+    assert any(line.startswith("training loss") for line in plan_of(**sections).lines) == bool(expected)

@@ -30,6 +30,7 @@ from reconv.logging.events import (
     RunPlanned,
     TrainProgress,
     encode,
+    read_events,
 )
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw
 from reconv.report.html import render, write_report
@@ -284,6 +285,21 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
 def test_runs_of_one_recipe_have_no_differences(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(n)) for n in range(2)]
     assert "All fields are equal." in render(runs)
+
+
+def test_frozen_parameters_are_not_called_trained(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=2)
+    assert '<dd class="value">77.85 k</dd><dd class="detail">all trained</dd>' in render([run])
+    plan = next(event for event in read_events(run / "events.jsonl") if isinstance(event, RunPlanned))
+    with EventLog(run / "events.jsonl") as log:
+        log.write(replace(plan, num_trained=650))
+    assert '<dd class="detail">650 trained, 77.2 k frozen</dd>' in render([run])
+
+
+def test_the_chart_of_the_loss_says_what_is_not_comparable(tmp_path: Path) -> None:
+    note = "Training loss includes mixup, validation loss does not: they cannot be compared."
+    assert note in render([write_run(tmp_path / "mixed", epochs=2, mixed=True)])
+    assert note not in render([write_run(tmp_path / "plain", epochs=2)])
 
 
 def test_runs_with_the_same_name_and_number_are_told_apart(tmp_path: Path) -> None:

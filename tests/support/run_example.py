@@ -136,6 +136,10 @@ def _attempt(
             lines,
             num_parameters=77_850,
             model="resnet8_cifar",
+            num_trained=77_850,
+            num_classes=10,
+            monitored_weights="ema",
+            loss_note="training loss includes mixup, validation loss does not: they cannot be compared" * mixed,
         ),
     ]
     if number > 1:

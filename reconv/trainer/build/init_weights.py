@@ -15,7 +15,7 @@ from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import LoadReport, compare_weights, first_few, load_weights, read_weights
 from reconv.errors import CheckpointError
 from reconv.inference.load_model import FoundWeights, find_weights
-from reconv.models.frozen import freeze_except, head_patterns
+from reconv.models.frozen import TrainedParameters, freeze_except, head_patterns
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_meta_model
 
@@ -62,14 +62,18 @@ def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> 
 def init_weights(
     network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool, log: Callable[[str], None]
 ) -> list[str]:
-    """Load the initial weights and freeze what is not trained; returns notes for the log."""
+    """Load the initial weights; returns notes for the log."""
     notes: list[str] = []
     if recipe.model.init is not None and not is_resumed:
         check_weights_exist(recipe)
         notes += _load(network, recipe, recipe.model.init, num_classes, log)
-    if patterns := _trained_patterns(network.model, recipe):
-        notes.append(str(freeze_except(network.model, patterns)))
     return notes
+
+
+def freeze_parameters(network: Network, recipe: Recipe) -> TrainedParameters | None:
+    """Freeze what the recipe does not train; None if it trains everything."""
+    patterns = _trained_patterns(network.model, recipe)
+    return freeze_except(network.model, patterns) if patterns else None
 
 
 def _trained_patterns(model: nn.Module, recipe: Recipe) -> Sequence[str]:

@@ -31,9 +31,10 @@ from reconv.optim import (
     optimizer_groups,
     rate_scales,
 )
+from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import describe_dropped_boxes
-from reconv.trainer.build.init_weights import init_weights
+from reconv.trainer.build.init_weights import freeze_parameters, init_weights
 from reconv.trainer.build.network import (
     Network,
     build_graph_capture,
@@ -101,6 +102,7 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     """Build the network with its initial weights, its task and its optimizer, and log the plan."""
     recipe, plan, device = run.recipe, run.plan, run.device
     network = build_network(recipe, plan.num_classes, device)
+    trained = freeze_parameters(network, recipe)
     logger.log(
         RunPlanned(
             recipe=recipe.name,
@@ -112,11 +114,19 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
             lines=plan.lines,
             num_parameters=sum(p.numel() for p in network.model.parameters()),
             num_devices=run.process_group.world_size,
+            num_trained=sum(p.numel() for p in network.model.parameters() if p.requires_grad),
+            num_classes=plan.num_classes,
+            monitored_weights="ema" if recipe.ema.decay > 0 else "raw",
+            loss_note=loss_note(recipe),
         )
     )
     class_names = tuple(run.datasets.train.class_names)
     teacher = open_teacher(recipe, class_names, device, run.restore_point.state, run.trust_code)
-    for text in (*_init(run, network, logger), *([teacher.note] if teacher else [])):
+    for text in (
+        *_init(run, network, logger),
+        *([str(trained)] if trained else []),
+        *([teacher.note] if teacher else []),
+    ):
         logger.info(text, run.restore_point.step)
     network.model.train()
     if device.kind == "cuda" and run.process_group.world_size == 1 and network.forward is network.model:

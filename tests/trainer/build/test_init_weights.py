@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -86,6 +87,9 @@ def test_freeze_backbone_trains_only_the_head_and_saves_all_weights(run: Run, tm
     start = build_model("resnet8_cifar", num_classes=10, in_channels=1).state_dict()["fc.weight"]
     assert not tensors_of(folder)["fc.weight"].equal(start)
     assert any("650 parameters are trained (fc.weight, fc.bias)" in note for note in notes_of(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["num_trained"] == 650 < summary["num_parameters"]
+    assert "650 trained, " in (folder / "report.html").read_text()
 
 
 def test_trainable_pattern_trains_matching_parameters(run: Run) -> None:
