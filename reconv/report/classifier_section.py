@@ -16,7 +16,7 @@ MAX_MATRIX_CLASSES = 30  # with more, cells and names are too small to read
 MAX_OPEN_ROWS = 25  # a longer table of classes is collapsed
 _MAX_COUNT_CLASSES = 15  # with more, counts are shown on hover only
 _MAX_NAME_LETTERS = 16
-_NUM_PAIRS_BESIDE_MATRIX = 6
+_NUM_PAIRS, _NUM_PAIRS_BESIDE_MATRIX = 10, 6  # the matrix has them all
 _MIN_MATRIX_PX = 480
 _CELL_PX, _LETTER_PX = 34, 7
 
@@ -34,7 +34,7 @@ def classification(record: RunRecord) -> Html:
         f"{fmt.percent(metrics['macro_recall'])}, F1 {fmt.percent(metrics['macro_f1'])}."
     )
     shows_matrix = len(analysis["classes"]) <= MAX_MATRIX_CLASSES
-    num_pairs = _NUM_PAIRS_BESIDE_MATRIX if shows_matrix else None  # the matrix has them all
+    num_pairs = _NUM_PAIRS_BESIDE_MATRIX if shows_matrix else _NUM_PAIRS
     panels = [_reliability(analysis), _pairs(analysis, num_pairs)]
     if shows_matrix:
         panels = [_matrix(analysis), el("div", {"class": "stack"}, *panels)]
@@ -121,7 +121,7 @@ def _short_count(count: int) -> str:
     return str(count) if count < 10_000 else f"{count // 1000}k"
 
 
-def _pairs(analysis: Mapping[str, Any], count: int | None) -> Html:
+def _pairs(analysis: Mapping[str, Any], count: int) -> Html:
     """The pairs of classes that are confused most often."""
     num_images = {row["name"]: row["num_images"] for row in analysis["classes"]}
     rows = [
