@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,13 @@ class ModelClasses:
     names: tuple[str, ...]
     are_known: bool  # False: a bare weights file, which has no names
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the training and validation sets
+    display_names: tuple[str, ...] = ()  # for people; data may use these too
+
+    def indices(self) -> dict[str, int]:
+        """The class index of each name, and of each display name that is not ambiguous."""
+        counts = Counter(self.display_names)
+        shown = {name: index for index, name in enumerate(self.display_names) if counts[name] == 1}
+        return shown | {name: index for index, name in enumerate(self.names)}
 
 
 def open_eval_set(recipe: Recipe, classes: ModelClasses, data: str | Path | None, split: Split | None) -> Dataset:
@@ -81,7 +89,7 @@ def match_classes(dataset: Dataset, classes: ModelClasses) -> Dataset:
     theirs, ours = dataset.class_names, classes.names
     if theirs == ours:
         return dataset
-    numbers = {name: number for number, name in enumerate(ours)}
+    numbers = classes.indices()
     unknown = [name for name in theirs if name not in numbers]
     if not unknown:
         return relabel(dataset, ours, [numbers[name] for name in theirs])
@@ -92,7 +100,9 @@ def match_classes(dataset: Dataset, classes: ModelClasses) -> Dataset:
 
 def _unknown_classes(dataset: Dataset, unknown: Sequence[str], classes: ModelClasses) -> DataError:
     shown = ", ".join(unknown[:_NUM_SHOWN]) + (f" and {len(unknown) - _NUM_SHOWN:,} more" * (len(unknown) > _NUM_SHOWN))
-    ours = ", ".join(classes.names[:_NUM_SHOWN]) + (", ..." * (len(classes.names) > _NUM_SHOWN))
+    ours = ", ".join((classes.display_names or classes.names)[:_NUM_SHOWN]) + (
+        ", ..." * (len(classes.names) > _NUM_SHOWN)
+    )
     if not classes.are_known:
         return DataError(
             f"{len(dataset.class_names):,} classes in the dataset, {len(classes.names):,} in the model",

@@ -149,7 +149,7 @@ def _evaluate_all(
             continue
         saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
         args = replace(args, trust_code=True)  # asked once: the checkpoints of a run have one recipe
-        classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint)
+        classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint, saved.display_names)
         dataset = open_eval_set(saved.recipe, classes, args.data, args.split)
         key = (step, saved.weights, digest, dataset.fingerprint()[:16])
         wall_s = None

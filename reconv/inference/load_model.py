@@ -21,6 +21,7 @@ from reconv.checkpoint.locate import EMA, LocatedWeights, locate
 from reconv.checkpoint.store import CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.custom_code import TrustCode, add_folders, provide, require_trust
+from reconv.data.readers.imagenet.imagenet_classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.download import Progress
@@ -50,13 +51,14 @@ class SavedModel:
 
     recipe: Recipe
     class_names: tuple[str, ...]
-    has_class_names: bool  # False: the names are class indices, since only their number is known
+    has_class_names: bool  # False: only their number is known; the names are indices, of 1,000 classes ImageNet's
     tensors: dict[str, Tensor]
     path: Path
     weights: str  # raw, ema or averaged
     step: int | None
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
+    display_names: tuple[str, ...] = ()  # of the classes, for people
 
 
 def find_weights(
@@ -124,6 +126,7 @@ def read_saved_model(
         step=int(loaded.state["step"]),
         class_ids=tuple(loaded.state.get("class_ids", ())),
         data_fingerprint=loaded.state.get("data_fingerprint", {}),
+        display_names=tuple(loaded.state.get("display_names", with_imagenet_names(loaded.state["class_names"]))),
     )
 
 
@@ -168,6 +171,7 @@ def _read_weights_file(path: Path, recipe: str | None, trust_code: TrustCode, mo
         weights=metadata.weights,
         step=metadata.step,
         class_ids=metadata.class_ids,
+        display_names=with_imagenet_names(metadata.class_names),
     )
     return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
 
@@ -177,8 +181,9 @@ def _without_metadata(path: Path, tensors: dict[str, Tensor], recipe: Recipe) ->
     if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
         num_classes -= 1
         tensors = read_weights(path, num_classes=num_classes)
-    names = tuple(str(i) for i in range(num_classes))
-    return SavedModel(recipe, names, False, tensors, path, "raw", None)
+    is_imagenet = num_classes == NUM_IMAGENET_CLASSES and recipe.task == "classification"
+    names = tuple(imagenet_names() if is_imagenet else map(str, range(num_classes)))
+    return SavedModel(recipe, names, False, tensors, path, "raw", None, display_names=with_imagenet_names(names))
 
 
 def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:

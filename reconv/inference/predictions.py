@@ -33,7 +33,7 @@ class ClassScore:
         return f"{self.name} {self.score:.1%}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "score": self.score}
+        return {"index": self.index, "name": self.name, "score": self.score}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,13 @@ class DetectedBox:
 
     def to_dict(self) -> dict[str, Any]:
         class_id = {} if self.class_id is None else {"class_id": self.class_id}
-        return {"name": self.name, **class_id, "score": self.score, "box_xyxy": list(self.box_xyxy)}
+        return {
+            "index": self.index,
+            "name": self.name,
+            **class_id,
+            "score": self.score,
+            "box_xyxy": list(self.box_xyxy),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,12 +89,12 @@ class Prediction:
         return found[0] if found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `reconv predict --json` writes it."""
-        found = (
-            {"classes": [item.to_dict() for item in self.classes]}
-            if self.boxes is None
-            else {"boxes": [box.to_dict() for box in self.boxes]}
-        )
+        """Plain data, as `reconv predict --json` writes it; an image that could not be read has only its error."""
+        found: dict[str, Any] = {}
+        if self.boxes is not None:
+            found["boxes"] = [box.to_dict() for box in self.boxes]
+        elif not self.error:
+            found["classes"] = [item.to_dict() for item in self.classes]
         return {
             "path": None if self.path is None else str(self.path),
             **found,

@@ -89,7 +89,7 @@ class Predictor:
 
     recipe: Recipe
     class_names: tuple[str, ...]
-    has_class_names: bool  # False: a weights file without names; they are class indices
+    has_class_names: bool  # False: a weights file without names; they are indices, of 1,000 classes ImageNet's
     network: Network
     device: Device
     path: Path
@@ -97,6 +97,7 @@ class Predictor:
     step: int | None
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
+    display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
 
     @classmethod
     def load(
@@ -151,6 +152,7 @@ class Predictor:
             step=saved.step,
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
+            display_names=saved.display_names,
         )
 
     def __call__(
@@ -168,8 +170,8 @@ class Predictor:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the network's outputs."""
-        return self.class_names
+        """The classes for people, in the order of the network's outputs; data is matched by `class_names`."""
+        return self.display_names or self.class_names
 
     def preprocess(self, images: ImageInput | Iterable[ImageInput]) -> Tensor:
         """Images as the network takes them: a batch [n, channels, size, size] on its device; n is 1 for one image."""
@@ -184,7 +186,7 @@ class Predictor:
 
     @property
     def model_classes(self) -> ModelClasses:
-        return ModelClasses(self.class_names, self.has_class_names, self.data_fingerprint)
+        return ModelClasses(self.class_names, self.has_class_names, self.data_fingerprint, self.classes)
 
     @property
     def is_detector(self) -> bool:
@@ -295,7 +297,7 @@ class Predictor:
         except DataError as error:
             if not skip_bad:
                 raise
-            return Prediction(path, error=error.what)
+            return Prediction(path, error=f"{error.what}: {error.why}" if error.why else error.what)
         return _Sample(image, path, torch.tensor(eval_transform(pil, preprocess)), pil.width, pil.height)
 
     def _collate(self, samples: Sequence[_Sample]) -> Batch:
@@ -308,7 +310,7 @@ class Predictor:
             scores, labels = to_accumulate_dtype(logits).softmax(dim=1).topk(min(top or TOP_K, logits.shape[1]))
             for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
                 pairs = zip(row_scores, row_labels, strict=True)
-                classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
+                classes = tuple(ClassScore(self.classes[label], score, label) for score, label in pairs)
                 yield Prediction(sample.path, classes, image=sample.image)
 
         return to_predictions
@@ -318,7 +320,7 @@ class Predictor:
             scores, labels = to_accumulate_dtype(logits).sigmoid().sort(dim=1, descending=True, stable=True)
             for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
                 pairs = [pair for pair in zip(row_scores, row_labels, strict=True) if pair[0] >= min_score][:top]
-                classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
+                classes = tuple(ClassScore(self.classes[label], score, label) for score, label in pairs)
                 yield Prediction(sample.path, classes, image=sample.image)
 
         return to_predictions
@@ -332,7 +334,7 @@ class Predictor:
         def to_predictions(outputs: Any, samples: Sequence[_Sample]) -> Iterator[Prediction]:
             detections = postprocess(outputs).cpu()
             for row, sample in enumerate(samples):
-                found = boxes_in_pixels(detections, row, sample.width, sample.height, self.class_names, self.class_ids)
+                found = boxes_in_pixels(detections, row, sample.width, sample.height, self.classes, self.class_ids)
                 boxes = [box for box in found if box.score >= threshold][:top]
                 yield Prediction(sample.path, boxes=tuple(boxes), image=sample.image)
 

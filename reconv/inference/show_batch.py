@@ -128,7 +128,7 @@ def _eval_batch(recipe: Recipe, datasets: Datasets, images: int) -> Batch:
 def _sheet(title: str, batch: Batch, recipe: Recipe, datasets: Datasets) -> ContactSheet:
     pixels = denormalize(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
-    names = datasets.train.class_names
+    names = datasets.names
     if "boxes" not in batch.tensors:
         return ContactSheet(title, tiles, [target_names(names, target) for target in batch["targets"]])
     rows = zip(tiles, batch["boxes"], batch["labels"], strict=True)

@@ -26,7 +26,7 @@ STALE_MARGIN_S = 600.0
 def write_analysis(run: TrainingRun, trainer: Trainer) -> None:
     """Write the analysis of the last evaluation, which the report shows; nothing for a metric that has none."""
     evaluator = trainer.evaluator
-    analysis = analyze_metrics(evaluator.last_metrics, run.datasets.train.class_names)
+    analysis = analyze_metrics(evaluator.last_metrics, run.datasets.names)
     if analysis is None:
         return
     about = {"step": evaluator.last_step, "weights": evaluator.last_weights, "partial": evaluator.is_partial}

@@ -67,7 +67,7 @@ class ReportImages(TrainerCallback):
         has_boxes = "boxes" in batch.tensors
         count = NUM_TRAIN_IMAGES_WITH_BOXES if has_boxes else NUM_TRAIN_IMAGES
         images = denormalize(batch["images"][:count], self.run.recipe.data.preprocess)
-        class_names = tuple(self.run.datasets.train.class_names)
+        class_names = self.run.datasets.names
         captions = tuple(_caption(class_names, batch, row) for row in range(len(images)))
         if has_boxes:
             images = _draw_boxes(images, batch, class_names)
@@ -76,7 +76,7 @@ class ReportImages(TrainerCallback):
 
     def _log_mistakes(self, predictions: PredictionTable, step: int) -> None:
         """Save the validation images with the most confident wrong predictions."""
-        names = self.run.datasets.train.class_names
+        names = self.run.datasets.names
 
         def caption(row: int) -> str:
             predicted, target = names[predictions.predicted[row]], names[predictions.target[row]]
@@ -86,7 +86,7 @@ class ReportImages(TrainerCallback):
 
     def _log_uncertain(self, predictions: PredictionTable, step: int) -> None:
         """Save the validation images for which two classes are almost equally probable."""
-        names = self.run.datasets.train.class_names
+        names = self.run.datasets.names
 
         def caption(row: int) -> str:
             first, second = names[predictions.predicted[row]], names[predictions.runner_up[row]]

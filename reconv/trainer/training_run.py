@@ -233,7 +233,7 @@ def _plan_facts(
         num_classes=len(datasets.train.class_names),
         world_size=process_group.world_size,
         source=datasets.train.kind,
-        data_origins=(datasets.train.origin, datasets.val.origin),
+        data_origins=datasets.origins,
         cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
         decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
@@ -539,7 +539,7 @@ def _environment(run: PreparedRun) -> dict[str, Any]:
         **({"fraction decoded by the GPU": run.plan.gpu_decode_fraction} if run.plan.gpu_decode_fraction else {}),
         "host": platform.node(),
         "system": platform.platform(),
-        "data": run.datasets.train.origin,
+        "data": run.datasets.origins[0],
         "data fingerprint": run.datasets.train.fingerprint()[:16],
         **{f"sha256 of {name}": digest[:16] for name, digest in code_digests(run.recipe).items()},
     }

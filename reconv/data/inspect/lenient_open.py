@@ -26,7 +26,15 @@ from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, read_
 from reconv.data.readers.detection.coco import read_coco
 from reconv.data.readers.detection.voc import read_voc
 from reconv.data.readers.detection.yolo import read_yolo
-from reconv.data.readers.folder import SplitPlace, has_class_folders, is_image_name, locate_split, split_folder
+from reconv.data.readers.folder import (
+    FolderDataset,
+    SplitPlace,
+    has_class_folders,
+    is_image_name,
+    is_unsorted,
+    locate_split,
+    split_folder,
+)
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.local import read
@@ -165,10 +173,12 @@ def _box_issues(split: Split, table: BoxTable) -> Iterator[DataIssue]:
 
 def _open_folder(root: Path, data: DataConfig, report: Report) -> dict[Split, Dataset]:
     places = dict(_folder_places(root, report))
-    listings = {folder: FolderListing(folder) for folder in {place.folder for place in places.values()}}
-    names = listings[places["train" if "train" in places else "val"].folder].class_names
-    present = dict.fromkeys(name for place in places.values() for name in listings[place.folder].class_names)
-    unknown = [name for name in present if name not in names]
+    unsorted = {split for split, place in places.items() if split != "train" and is_unsorted(place.folder)}
+    listings = {place.folder: FolderListing(place.folder) for split, place in places.items() if split not in unsorted}
+    names = next((listings[place.folder].class_names for split, place in places.items() if split not in unsorted), ())
+    unknown = [
+        name for name in dict.fromkeys(n for own in listings.values() for n in own.class_names) if name not in names
+    ]
     if unknown:
         text = "classes in validation that training does not have"
         report(DataIssue("error", "unknown-class", text, tuple(unknown)))
@@ -177,10 +187,26 @@ def _open_folder(root: Path, data: DataConfig, report: Report) -> dict[Split, Da
         for issue in listing.issues(users):
             if issue.paths:
                 report(issue)
-    return {
-        split: LenientFolderDataset(listings[place.folder], (*names, *unknown), root, split, place, data)
-        for split, place in places.items()
-    }
+    opened: dict[Split, Dataset] = {}
+    for split, place in places.items():
+        if split not in unsorted:
+            listing = listings[place.folder]
+            opened[split] = LenientFolderDataset(listing, (*names, *unknown), root, split, place, data)
+        elif (dataset := _open_unsorted(root, split, report, is_only=len(places) == 1)) is not None:
+            opened[split] = dataset
+    return opened
+
+
+def _open_unsorted(root: Path, split: Split, report: Report, is_only: bool) -> Dataset | None:
+    """A split without class folders, whose labels are in a list; a test set may have none."""
+    try:
+        return FolderDataset(root, split)
+    except DataError as error:
+        if is_only:
+            raise
+        level: Literal["error", "warning"] = "warning" if split == "test" else "error"
+        report(DataIssue(level, "unreadable-split", f"{error.what}: {error.why}", (printable(error.where),)))
+        return None
 
 
 def _folder_places(root: Path, report: Report) -> Iterator[tuple[Split, SplitPlace]]:

@@ -16,6 +16,7 @@ from reconv.data.readers.detection.yolo import detect_yolo, detect_yolo_without_
 from reconv.data.readers.folder import has_class_folders, is_image_name, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
+from reconv.data.readers.imagenet.raw_validation import find_label_source
 from reconv.data.readers.packed import is_packed
 from reconv.data.readers.shards.shard_dataset import detect_shards
 from reconv.data.readers.tar import TAR
@@ -144,7 +145,9 @@ def _detect_unsplit(folder: Path) -> Iterator[DetectedDataset]:
                 return
         if has_class_folders(folder):
             yield DetectedDataset("folder", folder, "its folders hold images, and none is called train/ or val/")
-        elif (own := split_folder(folder, "val") or split_folder(folder, "test")) is not None and listing(own)[1]:
+        elif (own := split_folder(folder, "val") or split_folder(folder, "test")) is not None and (
+            listing(own)[1] or find_label_source(folder, own) is not None
+        ):
             yield DetectedDataset("folder", folder, f"it has {own.name}/ and no train/")
     except DataError as error:
         if not isinstance(error.__cause__, PermissionError):

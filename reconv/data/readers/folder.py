@@ -14,8 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
+from reconv.data.readers.imagenet.imagenet_classes import imagenet_names
+from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
 from reconv.data.storage.local import listing, read, unreadable
@@ -68,6 +71,11 @@ def _listing_or_none(folder: Path) -> tuple[list[str], list[str]]:
         return [], []
 
 
+def is_unsorted(folder: Path) -> bool:
+    """Whether a folder holds images and no class folders, as ImageNet's validation images come."""
+    return not _listing_or_none(folder)[1] and _holds_images(folder)
+
+
 @dataclass(frozen=True, slots=True)
 class SplitPlace:
     """Where the images of a split are."""
@@ -82,6 +90,8 @@ def locate_split(root: Path, split: Split) -> SplitPlace:
     if has_class_folders(root):
         return SplitPlace(root, is_shared=True)
     train, own, test = (split_folder(root, name) for name in ("train", split, "test"))
+    if split != "test" and test is not None and is_unsorted(test):
+        test = None  # ImageNet's test images have no labels
     if own is not None:
         is_shared = split == "train" and test is None and split_folder(root, "val") is None
         return SplitPlace(own, is_shared)
@@ -100,6 +110,8 @@ def locate_split(root: Path, split: Split) -> SplitPlace:
 
 _DEFAULTS = DataConfig()
 
+FolderIndex = tuple[tuple[str, ...], FileList, npt.NDArray[np.int32]]  # class names, files, targets
+
 
 class FolderDataset(FileBacked):
     """One split of a tree of image files; the index takes 12 bytes per sample plus the file name."""
@@ -109,20 +121,11 @@ class FolderDataset(FileBacked):
     def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
         place = locate_split(root, split)
         self._folder = place.folder
-        present, self.class_names = _classes(root, place, split)
-        numbers = {name: number for number, name in enumerate(self.class_names)}
-        targets = array("i")
-        broken: list[str] = []
-
-        def files() -> Iterator[str]:
-            for class_name in present:
-                found = _image_files(self._folder, class_name, broken)
-                targets.extend([numbers[class_name]] * len(found))
-                yield from found
-
-        self._names = FileList(files())
-        _check_broken(self._folder, broken)
-        self.targets = np.frombuffer(targets, np.int32)
+        self._is_unsorted = split != "train" and not place.is_shared and is_unsorted(place.folder)
+        if self._is_unsorted:
+            self.class_names, self._names, self.targets = _list_unsorted(root, place.folder)
+        else:
+            self.class_names, self._names, self.targets = _list_classes(root, place, split)
         note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
         self.origin = f"image folders at {root}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
 
@@ -145,6 +148,8 @@ class FolderDataset(FileBacked):
     def path(self, index: int) -> str:
         """The path of a sample's file."""
         name = self._names[index]
+        if self._is_unsorted:
+            return os.path.join(self._folder, name)
         return os.path.join(self._folder, self.class_names[self.targets[index]], name)
 
     def __getitem__(self, index: int) -> Sample:
@@ -163,6 +168,34 @@ class FolderDataset(FileBacked):
     @cached_property
     def _digest(self) -> str:
         return digest_files(self.class_names, self._names, self.targets, self.path)
+
+
+def _list_classes(root: Path, place: SplitPlace, split: Split) -> FolderIndex:
+    """The images in class folders, in the order of class and path."""
+    present, class_names = _classes(root, place, split)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    targets = array("i")
+    broken: list[str] = []
+
+    def files() -> Iterator[str]:
+        for class_name in present:
+            found = _image_files(place.folder, class_name, broken)
+            targets.extend([numbers[class_name]] * len(found))
+            yield from found
+
+    names = FileList(files())
+    _check_broken(place.folder, broken)
+    return class_names, names, np.frombuffer(targets, np.int32)
+
+
+def _list_unsorted(root: Path, folder: Path) -> FolderIndex:
+    """The images of a folder without class folders, in the order of their names; their classes are in a list."""
+    train = split_folder(root, "train")
+    class_names = tuple(imagenet_names()) if train is None else _class_folders(train)
+    files = [name for name in listing(folder)[0] if is_image_name(name)]
+    numbers = {name: number for number, name in enumerate(class_names)}
+    wnids = label_images(root, folder, files, class_names)
+    return class_names, FileList(files), np.array([numbers[wnid] for wnid in wnids], np.int32)
 
 
 def _classes(root: Path, place: SplitPlace, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,11 @@ import numpy as np
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, LabelError, Split
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
+from reconv.data.readers.class_name_files import display_names
 from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset, subsample
+from reconv.data.readers.detect import detect
 from reconv.errors import DataError, ResourceError, UsageError
+from reconv.recipe.code_fields import names_code
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
@@ -23,6 +26,18 @@ class Datasets:
     train: Dataset
     val: Dataset
     num_val_left_out: int = 0  # by evaluate.num_samples
+    display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
+    notes: tuple[str, ...] = ()  # where these names come from
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes for people; `class_names` of the datasets is what they are matched by."""
+        return self.display_names or tuple(self.train.class_names)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """What the data is, for people: of training, then of validation."""
+        return ("; ".join((self.train.origin, *self.notes)), "; ".join((self.val.origin, *self.notes)))
 
     def fingerprint(self) -> dict[str, str]:
         return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
@@ -51,7 +66,15 @@ def open_datasets(recipe: Recipe) -> Datasets:
     subset = limit_samples(val, recipe.evaluate.num_samples)
     if recipe.task == "detection" and recipe.evaluate.every != "off":
         check_has_objects(as_detection_dataset(subset))
-    return Datasets(train, subset, len(val) - len(subset))
+    names, note = display_names(_data_folder(recipe, path), train.class_names)
+    return Datasets(train, subset, len(val) - len(subset), names, (note,) if note else ())
+
+
+def _data_folder(recipe: Recipe, path: Path | None) -> Path | None:
+    """The folder that holds the data, which may be below the given path; None for other kinds of data."""
+    if path is None or not path.is_dir() or recipe.data.source in NEED_NO_PATH or names_code(recipe.data.source):
+        return None
+    return detect(path, recipe.data.source).path
 
 
 def limit_samples(dataset: Dataset, num_samples: int | None) -> Dataset:
@@ -72,9 +95,7 @@ def with_cache(recipe: Recipe, datasets: Datasets, available_bytes: int | None, 
             then="--set data.cache=off",
         )
     budget = CacheBudget(available_bytes // 2 // num_ranks)
-    return Datasets(
-        cache_samples(datasets.train, budget), cache_samples(datasets.val, budget), datasets.num_val_left_out
-    )
+    return replace(datasets, train=cache_samples(datasets.train, budget), val=cache_samples(datasets.val, budget))
 
 
 def cache_size(datasets: Datasets) -> CacheSize | None:

@@ -3,6 +3,7 @@
 n01751748                                 one line per image, in the order of the file names
 ILSVRC2012_val_00000001.JPEG n01751748    one line per image, in any order
 ILSVRC2012_val_00000001.JPEG 65           the class index from 0, in the order of the synset names
+ILSVRC2012_val_00000001,n01751748 10 ...  LOC_val_solution.csv: the synset, then a box
 490                                       the devkit's class number from 1, translated by its mapping
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -27,15 +29,35 @@ LIST_FILES = (
     "synset_labels.txt",
     "val.txt",
 )
+SOLUTION_FILE = "LOC_val_solution.csv"
 MAPPING_FILES = ("synsets.txt", "meta.mat")
+_VAL_NUMBER = re.compile(r"_val_(\d{8})\.")
+
+_NO_LIST = f"it has none of {', '.join(LIST_FILES)}, {SOLUTION_FILE}, {TRUTH_FILE} and {DEVKIT_FOLDER}.tar.gz"
 
 ReadFile = Callable[[str], "bytes | None"]
 
 
-def validation_synsets(labels: Path, files: Sequence[str], class_names: Sequence[str]) -> dict[str, str]:
-    """The class name (synset) of each validation file; `labels` is a list, or a folder or devkit that has one."""
+def has_labels(folder: Path) -> bool:
+    """Whether a folder holds a list of labels, or a devkit."""
+    try:
+        _find_list(folder)
+    except DataError as error:
+        return error.why != _NO_LIST
+    return True
+
+
+def validation_synsets(
+    labels: Path, files: Sequence[str], class_names: Sequence[str], is_partial: bool = False
+) -> dict[str, str]:
+    """The class name (synset) of each validation file; `labels` is a list, or a folder or devkit that has one.
+
+    With `is_partial`, there may be labels of files that are not there.
+    """
     where, text, mapping = _find_list(labels)
     lines = [line.split() for line in text.splitlines() if line.strip()]
+    if len(lines) != len(files) and is_partial:
+        lines = _lines_of(files, lines)
     if len(lines) != len(files):
         raise _labels_error(where, f"{len(lines):,} labels for {len(files):,} validation images")
     known = set(class_names)
@@ -47,11 +69,28 @@ def validation_synsets(labels: Path, files: Sequence[str], class_names: Sequence
             words[-1] if not has_file else words[1], has_file, class_names, mapping, where, number + 1
         )
         if synsets[file] not in known:
-            raise _labels_error(where, f"line {number + 1}: {synsets[file]} is not a class of the training archive")
+            raise _labels_error(where, f"line {number + 1}: {synsets[file]} is not a class of training")
     unlabeled = sorted(set(files) - set(synsets))
     if unlabeled:
         raise _labels_error(where, f"no label for {unlabeled[0]} ({len(unlabeled):,} such images)")
     return synsets
+
+
+def _lines_of(files: Sequence[str], lines: list[list[str]]) -> list[list[str]]:
+    """The lines of some of the files: by the names in the lines, else by the numbers in the names of the files."""
+    if all(len(words) > 1 for words in lines):
+        wanted = set(files)
+        return [words for words in lines if PurePosixPath(words[0]).name in wanted]
+    numbers = [int(match[1]) for file in files if (match := _VAL_NUMBER.search(file))]
+    if len(numbers) < len(files) or not 0 < min(numbers) <= max(numbers) <= len(lines):
+        return lines
+    return [lines[number - 1] for number in numbers]
+
+
+def _solution_lines(text: str) -> str:
+    """The lines of LOC_val_solution.csv as file and synset."""
+    rows = [line.replace(",", " ").split()[:2] for line in text.splitlines()[1:] if line.strip()]
+    return "\n".join(f"{words[0]}.JPEG {' '.join(words[1:])}" for words in rows)
 
 
 def _synset_of(
@@ -76,6 +115,8 @@ def _synset_of(
 
 def _find_list(labels: Path) -> tuple[str, str, dict[int, str]]:
     """Where the list is, its text, and the devkit's mapping from numbers to synsets if there is one."""
+    if labels.name == SOLUTION_FILE:
+        return str(labels), _solution_lines(_text(read(labels), labels)), {}
     if labels.is_file() and not labels.name.endswith((".tar", ".tar.gz", ".tgz")):
         return str(labels), _text(read(labels), labels), _devkit_mapping(_reader_of_folder(labels.parent))
     if labels.is_file():
@@ -83,13 +124,15 @@ def _find_list(labels: Path) -> tuple[str, str, dict[int, str]]:
     for name in LIST_FILES:
         if (labels / name).is_file():
             return str(labels / name), _text(read(labels / name), labels / name), {}
+    if (labels / SOLUTION_FILE).is_file():
+        return _find_list(labels / SOLUTION_FILE)
     for folder in (labels, labels / "data", labels / DEVKIT_FOLDER / "data"):
         if (folder / TRUTH_FILE).is_file():
             return _find_in_devkit(str(folder), _reader_of_folder(folder))
     for ending in (".tar.gz", ".tgz", ".tar"):
         if (kit := labels / f"{DEVKIT_FOLDER}{ending}").is_file():
             return _find_in_devkit(str(kit), _reader_of_archive(kit))
-    raise _labels_error(str(labels), f"it has none of {', '.join(LIST_FILES)}, {TRUTH_FILE} and {DEVKIT_FOLDER}.tar.gz")
+    raise _labels_error(str(labels), _NO_LIST)
 
 
 def _find_in_devkit(where: str, read_file: ReadFile) -> tuple[str, str, dict[int, str]]:

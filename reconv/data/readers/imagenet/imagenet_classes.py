@@ -1,0 +1,24 @@
+"""The 1,000 classes of ImageNet (ILSVRC 2012): WordNet ids (wnids) and names, in the order of the class indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+NUM_IMAGENET_CLASSES = 1000
+
+
+@cache
+def imagenet_names() -> Mapping[str, str]:
+    """Names by wnid, such as n01440764: tench; the names are unique."""
+    text = files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="utf-8")
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return MappingProxyType({wnid: name for wnid, _, name in pairs})
+
+
+def with_imagenet_names(class_names: Iterable[str]) -> tuple[str, ...]:
+    """Class names for people: wnids of ImageNet become names, everything else stays."""
+    names = imagenet_names()
+    return tuple(names.get(name, name) for name in class_names)
