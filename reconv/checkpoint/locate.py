@@ -13,7 +13,7 @@ from reconv.checkpoint import manifest
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.run_dir import RunDir, runs_in
 from reconv.checkpoint.store import SUFFIX, CheckpointStore, is_checkpoint_name
-from reconv.errors import CheckpointError
+from reconv.errors import CheckpointError, UsageError
 
 MODEL = f"model{SUFFIX}"
 EMA = f"ema{SUFFIX}"
@@ -41,6 +41,13 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
     path = Path(run)
     if is_tensorflow(path):
         return LocatedWeights("weights", None, None, path)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raise UsageError(
+            f"{path} is a recipe, not a run or a weights file",
+            where=str(path),
+            why="a recipe has no weights",
+            then=f"train it first: reconv train {path}; then give its run directory, such as runs/{path.stem}/1",
+        )
     if path.is_file():
         return LocatedWeights("weights", _containing_run(path.parent), _containing_checkpoint(path), path)
     if path.is_dir() and ((path / manifest.NAME).is_file() or is_checkpoint_name(path.name)):

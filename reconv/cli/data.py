@@ -73,7 +73,13 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 @data.command("convert", cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]), required=True)
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]),
+    required=True,
+    help="Format to write: packed is the fastest to read, coco and tfrecord keep boxes.",
+)
 @click.option(
     "--from", "source_kind", metavar="KIND", default="auto", help="Format of SOURCE, if it could be more than one."
 )

@@ -31,7 +31,14 @@ _PATHS_SHOWN = 5
 
 @click.command("check", cls=Command)
 @click.argument("path")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default=Path("data-check"), show_default=True)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("data-check"),
+    show_default=True,
+    help="Folder for check.json and contact.png.",
+)
 @click.option("--workers", metavar="N", type=click.IntRange(min=1), help="Decoding threads; default: one per core.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @json_option
@@ -85,10 +92,27 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 @click.command("show", cls=Command)
 @click.argument("path")
 @click.option(
-    "--recipe", metavar="RECIPE", shell_complete=complete_recipes, help="Default: the usual recipe for the data."
+    "--recipe",
+    metavar="RECIPE",
+    shell_complete=complete_recipes,
+    help="Recipe whose augmentation and preprocessing are shown; default: the usual one for the data.",
 )
-@click.option("--out", metavar="FILE.png", type=click.Path(path_type=Path), default=Path("show.png"), show_default=True)
-@click.option("--images", metavar="N", type=click.IntRange(1, 128), default=32, show_default=True)
+@click.option(
+    "--out",
+    metavar="FILE.png",
+    type=click.Path(path_type=Path),
+    default=Path("show.png"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option(
+    "--images",
+    metavar="N",
+    type=click.IntRange(1, 128),
+    default=32,
+    show_default=True,
+    help="Number of images of each split to draw.",
+)
 @click.option(
     "--step", metavar="N", type=click.IntRange(min=0), default=0, show_default=True, help="Training step to show."
 )

@@ -43,6 +43,7 @@ from reconv.trainer.run_setup import check_same_data
 BATCH_SIZE = 64
 TOP_K = 5
 MIN_SCORE = 0.3
+_BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
 
 LogFunction = Callable[[str], None]
 
@@ -263,6 +264,7 @@ class Predictor:
             recipe.data.bad_images.limit,
             lambda bad: log(f"skipped {bad.path}: {bad.why}"),
             process_group.all_gather if process_group.world_size > 1 else None,
+            _BAD_IMAGE_HINT,
         )
         batch_size = batch_size or recipe.evaluate.batch_size
         loader = build_eval_loader(

@@ -147,6 +147,16 @@ def test_a_folder_that_is_no_run_exits_with_4(tmp_path: Path, capsys: pytest.Cap
         assert str(tmp_path) in capsys.readouterr().err
 
 
+def test_a_recipe_in_place_of_a_run_is_called_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("extends: quickstart\n")
+    (tmp_path / "a.png").touch()
+    for args in (["eval", str(recipe)], ["predict", str(recipe), str(tmp_path / "a.png")]):
+        assert _code(args) == ExitCode.USAGE
+        printed = capsys.readouterr().err
+        assert "is a recipe, not a run" in printed and f"reconv train {recipe}" in printed
+
+
 def test_a_bare_json_option_does_not_take_the_next_argument() -> None:
     assert bind_bare_json(["--json", "quickstart"]) == ["--json=-", "quickstart"]
     assert bind_bare_json(["quickstart", "--json"]) == ["quickstart", "--json=-"]

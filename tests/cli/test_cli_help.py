@@ -83,6 +83,18 @@ def test_help_and_version_import_nothing_heavy_and_help_shows_examples() -> None
     assert not HEAVY.intersection(version["modules"])
 
 
+def test_every_option_says_what_it_does() -> None:
+    bare = []
+    for path in COMMANDS:
+        command: click.Command = reconv
+        for name in path:
+            assert isinstance(command, click.Group)
+            command = command.commands[name]
+        options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        bare += [f"{' '.join(path)} {option.opts[0]}" for option in options if not option.help and not option.hidden]
+    assert bare == []
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     script = "import sys, reconv; print('torch' in sys.modules, 'train' in dir(reconv))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError, features
 from PIL import __version__ as pillow_version
 
 from reconv.data.dataset import U8, Sample
-from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, to_image
+from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, to_image, unidentified
 from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
@@ -150,7 +150,7 @@ def _read_header(data: bytes, name: str) -> tuple[str, str, tuple[int, int]]:
                 return opened.format or "", opened.mode, opened.size
             why = f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}"
     except UnidentifiedImageError:
-        pass
+        why = unidentified(data, name).why
     except Exception as error:  # a decoder may raise anything for damaged bytes
         why = str(error)
     raise DataError("not an image that can be converted", where=name, why=why, then="replace or remove the file")

@@ -1,7 +1,7 @@
 """Decoding with Pillow: any supported image file to upright 8-bit pixels.
 
-An alpha channel is dropped and 16-bit gray is cut to its upper 8 bits. A file that does not decode is a `DataError`
-that names it.
+An alpha channel is dropped, 16-bit gray is cut to its upper 8 bits, and of several pages the first is used. Gray in
+float is 0 to 255, or 0 to 1 if no value is above. A file that does not decode is a `DataError` that names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import time
 import warnings
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from reconv.data.dataset import U8
 from reconv.data.stage_timing import record_stage
@@ -21,6 +23,8 @@ MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to war
 
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 277, 339  # TIFF tags
+_SAVE_AS = "save it as 8-bit TIFF, PNG or JPEG"
 _REPLACE = "replace the file or remove it"
 # Pillow warns of large, damaged and oddly written files, with a line of its own source; what matters is an error here.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -46,23 +50,29 @@ def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = 
             opened.load()
             if apply_exif:  # in place: otherwise every image is copied, and few are rotated
                 ImageOps.exif_transpose(opened, in_place=True)
-        image = convert_mode(opened, channels)
+        image = convert_mode(opened, channels, name)
     except (DataError, MemoryError):  # running out of memory does not make the file a bad one
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error
     except UnidentifiedImageError as error:
-        if not data:
-            raise DataError(
-                "image file is empty", where=name, why="nothing was written to it", then=_REPLACE
-            ) from error
-        why = f"it is none of {', '.join(FORMATS)}, or its first bytes are damaged"
-        raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+        raise unidentified(data, name) from error
     except Exception as error:  # damaged bytes may raise anything in a decoder
         why = f"the file is truncated or damaged: {error}"
         raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
     record_stage("decode", began_s)
     return image
+
+
+def unidentified(data: bytes, name: str) -> DataError:
+    """The error for a file that no decoder recognizes."""
+    if not data:
+        return DataError("image file is empty", where=name, why="nothing was written to it", then=_REPLACE)
+    if (kind := describe_tiff(data)) is not None:
+        why = f"it has {kind}; supported are 8 and 16 bits, palettes and CMYK, and 32-bit float in gray"
+        return DataError("this kind of TIFF is not supported", where=name, why=why, then=_SAVE_AS)
+    why = f"it is none of {', '.join(FORMATS)}, or its first bytes are damaged"
+    return DataError("image does not decode", where=name, why=why, then=_REPLACE)
 
 
 def to_image(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
@@ -78,20 +88,54 @@ def to_array(image: Image.Image) -> U8:
     return pixels
 
 
-def convert_mode(image: Image.Image, channels: int) -> Image.Image:
-    """The image in mode L (1 channel) or RGB (3)."""
+def convert_mode(image: Image.Image, channels: int, name: str = "") -> Image.Image:
+    """The image in mode L (1 channel) or RGB (3); `name` is for errors."""
     mode = "L" if channels == 1 else "RGB"
     if image.mode == mode:
         return image
-    if image.mode.startswith("I"):
+    if image.mode == "I" and image.format == "TIFF":
+        image = Image.fromarray(_integers_to_8_bit(np.asarray(image), name))
+    elif image.mode.startswith("I"):
         wide = np.clip(np.asarray(image), 0, 65535).astype(np.uint16)
         image = Image.fromarray((wide >> 8).astype(np.uint8))
     elif image.mode == "F":
-        image = Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8))
+        image = Image.fromarray(_floats_to_8_bit(np.asarray(image), name))
     elif image.mode in ("P", "PA"):
         # Pillow warns when a palette with transparency is converted without an alpha channel in between.
         image = image.convert("RGBA")
     return image.convert(mode)
+
+
+def _integers_to_8_bit(values: npt.NDArray[np.int32], name: str) -> U8:
+    """Signed or 32-bit integers of a TIFF, which may hold 8 or 16 bits."""
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        why = f"its integers are {low} to {high}; only 0 to 255 and 0 to 65535 have a known meaning"
+        raise DataError("these pixel values are not supported", where=name, why=why, then=_SAVE_AS)
+    return (values if high < 256 else values >> 8).astype(np.uint8)
+
+
+def _floats_to_8_bit(values: npt.NDArray[np.float32], name: str) -> U8:
+    if not np.isfinite(values).all():
+        why = "some values are not finite"
+        raise DataError("these pixel values are not supported", where=name, why=why, then=_SAVE_AS)
+    scale = 255 if 0 < values.max() <= 1 else 1
+    return np.clip(values * scale, 0, 255).astype(np.uint8)
+
+
+def describe_tiff(data: bytes) -> str | None:
+    """The samples of a TIFF file, such as `3 samples of 32-bit float per pixel`; None if it is no readable TIFF."""
+    try:
+        tags = ImageFileDirectory_v2(data[:8])
+        file = io.BytesIO(data)
+        file.seek(tags.next)
+        tags.load(file)
+        bits, num_samples = tags[_BITS_PER_SAMPLE], tags.get(_SAMPLES_PER_PIXEL, 1)
+        kinds = tags.get(_SAMPLE_FORMAT, (1,))
+    except Exception:  # damaged bytes may raise anything
+        return None
+    kind = {1: "unsigned integer", 2: "signed integer", 3: "float"}.get(kinds[0], "unknown type")
+    return f"{num_samples} sample{'s' * (num_samples != 1)} of {bits[0]}-bit {kind} per pixel"
 
 
 def _too_large(name: str, why: str) -> DataError:

@@ -51,6 +51,7 @@ class ExaminedSample:
     orientation: int  # EXIF; 1: stored upright
     num_bytes: int
     digest: bytes  # of the file's bytes
+    num_pages: int = 1  # of a TIFF; the first is used
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class SplitReport:
     modes: Counter[str] = field(default_factory=Counter)
     orientations: Counter[int] = field(default_factory=Counter)
     num_bytes: int = 0
+    num_multipage: int = 0  # TIFFs with more than one page
     widths: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     heights: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -169,17 +171,18 @@ def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
             upright = decode_image(sample.data, 3, sample.name)
             with Image.open(io.BytesIO(sample.data)) as stored:
                 form, mode = stored.format or "unknown", stored.mode
+                num_pages = getattr(stored, "n_frames", 1) if form == "TIFF" else 1
                 tag = stored.getexif().get(_EXIF_ORIENTATION)
             orientation = tag if isinstance(tag, int) and 1 <= tag <= 8 else 1  # files hold all sorts of values there
             width, height, content = upright.width, upright.height, sample.data
         else:
             height, width, channels = sample.data.shape
-            form, mode, orientation = "pixels", "L" if channels == 1 else "RGB", 1
+            form, mode, orientation, num_pages = "pixels", "L" if channels == 1 else "RGB", 1, 1
             content = repr(sample.data.shape).encode() + sample.data.tobytes()
     except DataError as error:
         return error
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return ExaminedSample(target, labels, form, mode, width, height, orientation, len(content), digest)
+    return ExaminedSample(target, labels, form, mode, width, height, orientation, len(content), digest, num_pages)
 
 
 def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
@@ -225,6 +228,7 @@ class _SplitScan:
         report.modes[sample.mode] += 1
         report.orientations[sample.orientation] += 1
         report.num_bytes += sample.num_bytes
+        report.num_multipage += sample.num_pages > 1
 
 
 def _error_kind(error: DataError) -> str:
@@ -259,6 +263,9 @@ def _report_samples(scans: Mapping[Split, _SplitScan], report: Report) -> None:
         if num_tiny:
             text = f"images in {split} with a side below {_TINY_SIDE_PX} pixels"
             report(DataIssue("warning", "tiny-image", text, count=num_tiny))
+        if scan.report.num_multipage:
+            text = f"TIFFs in {split} with several pages, of which only the first is used"
+            report(DataIssue("warning", "multi-page", text, count=scan.report.num_multipage))
 
 
 def _report_duplicates(scans: Mapping[Split, _SplitScan], datasets: Mapping[Split, Dataset], report: Report) -> None:
@@ -326,6 +333,10 @@ def _report_classes(names: Sequence[str], scans: Mapping[Split, _SplitScan], rep
     train = scans.get("train")
     if train is None or not train.report.classes:
         return
+    if len(names) == 1 and train.report.num_boxes is None:
+        report(
+            DataIssue("error", "one-class", "there is only one class, so there is nothing to tell apart", tuple(names))
+        )
     median = float(np.median([train.report.classes[name] for name in names]))
     small = tuple(
         f"{n}: {train.report.classes[n]}" for n in names if 0 < train.report.classes[n] < median / _SMALL_CLASS_RATIO

@@ -30,14 +30,16 @@ from reconv.data.readers.folder import (
     FolderDataset,
     SplitPlace,
     has_class_folders,
+    is_broken_link,
     is_image_name,
+    is_own_output,
     is_unsorted,
     locate_split,
     split_folder,
 )
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.data.storage.local import read
+from reconv.data.storage.local import is_folder, is_regular_file, read
 from reconv.errors import DataError
 from reconv.recipe.code_fields import names_code
 from reconv.recipe.data_fields import DataConfig
@@ -233,9 +235,13 @@ class FolderListing:
         self._ignored: list[str] = []
         self._unreadable: list[str] = []
         for entry in self._entries(str(folder)):
-            if entry.is_dir():
+            if is_broken_link(entry):
+                self._broken_links.append(entry.path)
+            elif is_own_output(entry.path):
+                continue
+            elif is_folder(entry):
                 self.files[entry.name] = sorted(self._images(entry.path))
-            elif entry.is_file():
+            elif is_regular_file(entry):
                 (self._outside_classes if is_image_name(entry.name) else self._ignored).append(entry.path)
             else:
                 self._broken_links.append(entry.path)
@@ -263,7 +269,7 @@ class FolderListing:
         pending = [top]
         while pending:
             for entry in self._entries(pending.pop()):
-                if entry.is_file():
+                if is_regular_file(entry):
                     (images if is_image_name(entry.name) else self._ignored).append(entry.path)
                 elif entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)

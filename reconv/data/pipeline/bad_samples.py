@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from reconv.data.dataset import Split
+from reconv.data.dataset import LabelError, Split
 from reconv.errors import DataError
 from reconv.random import hash_array, key
 
+TOLERATE = "to leave out up to 10 such images: --set 'data.bad_images=skip up to 10'"
 _NUM_SHOWN = 5
 
 
@@ -44,11 +45,16 @@ class BadSamples:
         limit: int = 0,
         log: Callable[[BadSample], None] = _no_log,
         all_gather: Callable[[list[BadSample]], list[list[BadSample]]] | None = None,
+        hint: str = TOLERATE,
     ) -> None:
-        """`all_gather` gives what each rank has found; the limit is for all ranks together."""
+        """`all_gather` gives what each rank has found; the limit is for all ranks together.
+
+        `hint` says what to type to go on without bad samples.
+        """
         self._limit = limit
         self._log = log
         self._all_gather = all_gather
+        self._hint = hint
         self._found: list[BadSample] = []
         self._new: list[BadSample] = []  # found on this rank and not yet known to others
         self._known: dict[Split, set[int]] = {"train": set(), "val": set()}
@@ -65,7 +71,7 @@ class BadSamples:
     def add(self, split: Split, index: int, step: int, error: DataError) -> None:
         """Leave a sample out from now on; raises once there are more than the limit, here or in `sync`."""
         if not self.tolerated:
-            raise error
+            raise self.explain(error)
         if index in self._known[split]:
             return
         path = os.fsencode(error.where or f"{split} sample {index}").decode("utf-8", "backslashreplace")
@@ -75,6 +81,12 @@ class BadSamples:
         # Beyond the limit there is nothing to wait for: the other ranks meet this one in their own `sync`.
         if self._all_gather is None or len(self._found) + len(self._new) > self._limit:
             self.sync()
+
+    def explain(self, error: DataError) -> DataError:
+        """The error of a bad sample that is not tolerated, with what to type to tolerate it."""
+        if not isinstance(error, LabelError) and self._hint not in error.then:
+            error.then = f"{error.then}; {self._hint}" if error.then else self._hint
+        return error
 
     def sync(self) -> None:
         """Count what all ranks have found since the last call, in rank order; every rank calls this.
@@ -100,7 +112,8 @@ class BadSamples:
                 f"{len(self._found):,} images cannot be read, and data.bad_images tolerates {self._limit:,}",
                 where=", ".join(shown.path for shown in last),
                 why=f"the last of them: {sample.why}",
-                then="reconv data check PATH lists them all; repair or remove them, or raise data.bad_images",
+                then="reconv data check PATH lists them all; repair or remove them, "
+                f"or --set 'data.bad_images=skip up to {10 * self._limit}'",
             )
 
     def state(self, steps_done: int) -> list[dict[str, Any]]:

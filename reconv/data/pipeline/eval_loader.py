@@ -90,7 +90,10 @@ class EvalLoader:
         if self._context.gpu_decoder is not None:
             self._context.gpu_decoder.wait(pending)
         if not self._bad_samples.tolerated:
-            pending.wait()
+            try:
+                pending.wait()
+            except DataError as error:
+                raise self._bad_samples.explain(error) from error.__cause__
             return
         bad = pending.wait_for_bad_rows(self._bad_samples.known("val"))
         for row, error in bad.items():

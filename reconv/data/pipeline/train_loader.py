@@ -117,7 +117,10 @@ class StreamedLoader:
         if self._bad_samples.tolerated:
             self._replace_bad_samples(pending)
         else:
-            pending.wait()
+            try:
+                pending.wait()
+            except DataError as error:
+                raise self._bad_samples.explain(error) from error.__cause__
         tensors = pending.tensors() | self._assembler.device_params(positions, pending.indices, size)
         batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
         began_s = time.perf_counter()

@@ -21,7 +21,7 @@ from reconv.data.readers.packed import is_packed
 from reconv.data.readers.shards.shard_dataset import detect_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.storage.local import listing, unreadable
+from reconv.data.storage.local import is_folder, listing, unreadable
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -165,7 +165,7 @@ def _folders_at(path: Path, level: int) -> list[Path]:
 def _subfolders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry)]
     except PermissionError:
         return []  # a folder of another user beside the data
     except OSError as error:

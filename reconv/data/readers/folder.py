@@ -21,7 +21,7 @@ from reconv.data.readers.imagenet.imagenet_classes import imagenet_names
 from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import listing, read, unreadable
+from reconv.data.storage.local import is_folder, is_regular_file, listing, read, unreadable
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -127,6 +127,8 @@ class FolderDataset(FileBacked):
         else:
             self.class_names, self._names, self.targets = _list_classes(root, place, split)
         note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
+        if num_outside := sum(map(is_image_name, listing(root)[0])) if place.folder == root else 0:
+            note += f"; not used: {num_outside:,} image{'s' * (num_outside > 1)} beside the class folders"
         self.origin = f"image folders at {root}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
 
     def _hold_out(self, split: Split, rule: ValidationSplit) -> str:
@@ -214,8 +216,8 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
     try:
         with os.scandir(folder) as entries:
             seen = [entry for entry in entries if not entry.name.startswith(".")]
-            names = tuple(sorted(entry.name for entry in seen if entry.is_dir()))
-            broken = [entry.path for entry in seen if entry.is_symlink() and not entry.is_dir() and not entry.is_file()]
+            broken = [entry.path for entry in seen if is_broken_link(entry)]
+            names = tuple(sorted(entry.name for entry in seen if is_folder(entry) and not is_own_output(entry.path)))
     except OSError as error:
         raise unreadable(folder, error) from error
     _check_broken(folder, broken)
@@ -228,6 +230,20 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
         )
     _check_names(folder, names)
     return names
+
+
+def is_broken_link(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to nothing, to itself or to a folder that contains it."""
+    if not entry.is_symlink() or is_regular_file(entry):
+        return False
+    return not is_folder(entry) or Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve())
+
+
+def is_own_output(folder: str) -> bool:
+    """Whether a folder is a run directory or holds those of several recipes, as after `--data .`."""
+    if os.path.isfile(os.path.join(folder, "recipe.yaml")):
+        return True
+    return os.path.basename(folder) == "runs" and next(Path(folder).glob("*/*/recipe.yaml"), None) is not None
 
 
 def _check_names(folder: Path, names: tuple[str, ...]) -> None:
@@ -281,7 +297,7 @@ def _image_files(folder: Path, class_name: str, broken: list[str]) -> list[str]:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    if entry.is_file():
+                    if is_regular_file(entry):
                         files += [os.path.join(inner, entry.name)] if is_image_name(entry.name) else []
                     elif entry.is_dir(follow_symlinks=False):
                         pending.append(os.path.join(inner, entry.name))

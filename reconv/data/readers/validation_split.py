@@ -2,7 +2,8 @@
 
 An image is held out if a hash of (`data.split_seed`, its path) is below `data.validation_split`. So it stays in its
 split when other files are added or removed, on every machine, and in runs with another `seed`: scores of several seeds
-are only comparable on the same images.
+are only comparable on the same images. In small classes chance is limited: from half to one and a half times that
+fraction is held out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from reconv.data.dataset import Split
 from reconv.errors import DataError
 from reconv.random import key, uniforms
 from reconv.recipe.data_fields import DataConfig
+
+_LIMITS = (0.5, 1.5)  # of the fraction, per class
 
 Flags = npt.NDArray[np.bool_]
 
@@ -38,6 +41,7 @@ class ValidationSplit:
         """Whether each image is held out; `paths` are relative to the dataset, `targets` are their classes, if any.
 
         A class (or the whole set) of two or more images has at least one in each split; a single image is trained on.
+        Images change their split when others are added only in a class that is at its limit.
         """
         hashes = np.array([_path_hash(path) for path in paths], np.uint64)
         if self.fraction >= 1:
@@ -48,10 +52,9 @@ class ValidationSplit:
         order = np.lexsort((draws, classes))
         starts = np.flatnonzero(np.diff(classes[order], prepend=-1))
         for members in np.split(order, starts[1:]):  # of one class, in the order of their draws
-            if len(members) > 1:
-                held_out[members[0]], held_out[members[-1]] = True, False
-            else:
-                held_out[members] = False
+            low, high = (max(1, round(ratio * self.fraction * len(members))) for ratio in _LIMITS)
+            num_held_out = min(max(int(held_out[members].sum()), low), high, len(members) - 1)
+            held_out[members] = np.arange(len(members)) < num_held_out
         return held_out
 
     def select(

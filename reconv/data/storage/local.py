@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -212,6 +213,25 @@ class ReadStream(io.RawIOBase):
         return data
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or a link to one; a link to itself is neither folder nor file."""
+    return _follow(entry.is_dir)
+
+
+def is_regular_file(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a regular file or a link to one."""
+    return _follow(entry.is_file)
+
+
+def _follow(test: Callable[[], bool]) -> bool:
+    try:
+        return test()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
 def listing(folder: str | Path) -> tuple[list[str], list[str]]:
     """The sorted names of the files and of the folders in a folder, without hidden ones."""
     files: list[str] = []
@@ -220,7 +240,7 @@ def listing(folder: str | Path) -> tuple[list[str], list[str]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
-                    (folders if entry.is_dir() else files).append(entry.name)
+                    (folders if is_folder(entry) else files).append(entry.name)
     except OSError as error:
         raise unreadable(folder, error) from error
     return sorted(files), sorted(folders)

@@ -57,6 +57,13 @@ def open_datasets(recipe: Recipe) -> Datasets:
     train, val = (open_split(recipe, path, split) for split in ("train", "val"))
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
+    if train.kind == "folder" and len(train.class_names) == 1:
+        raise DataError(
+            f"there is only one class: {train.class_names[0]}",
+            where=train.origin,
+            why="a classifier needs two or more classes to tell apart",
+            then="add a folder with images of something else, or give the folder that holds all classes: --data DIR",
+        )
     if train.class_names != val.class_names:
         raise DataError(
             "the training and the validation set have other classes",

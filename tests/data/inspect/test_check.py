@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.loader import load
+from reconv.trainer.build.datasets import open_datasets
 
 
 def run_check(path: Path | str, workers: int = 2) -> CheckReport:
@@ -138,6 +141,16 @@ def test_a_test_set_is_checked_and_said_to_be_used_for_validation(tree: Path) ->
     (tree / "valid" / "ant").mkdir(parents=True)
     (tree / "valid" / "ant" / "v.png").write_bytes(encode(noise(12, 12, 3, 99)))
     assert {split: len(own) for split, own in run_check(tree).datasets.items()} == {"train": 11, "val": 1, "test": 5}
+
+
+def test_a_single_class_is_an_error(tree: Path) -> None:
+    for name in ("bee", "cat"):
+        for split in ("train", "val"):
+            shutil.rmtree(tree / split / name)
+    assert [issue.kind for issue in run_check(tree).errors] == ["one-class"]
+    recipe = load("resnet18", [("data.path", str(tree), "test")]).recipe
+    with pytest.raises(DataError, match="there is only one class: ant"):
+        open_datasets(recipe)
 
 
 def test_class_folders_alone_and_validation_sets_alone_are_checked(tree: Path) -> None:

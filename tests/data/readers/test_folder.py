@@ -141,3 +141,39 @@ def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) 
     assert "\\xff\\xfe" in caught.value.what
     assert caught.value.code == ExitCode.DATA
     str(caught.value).encode()
+
+
+def test_links_to_themselves_or_to_a_folder_around_them_are_named(tree: Path) -> None:
+    flat = (tree / "train").rename(tree.parent / "flat")
+    (flat / "self").symlink_to(".")
+    (flat / "a").symlink_to("b")
+    (flat / "b").symlink_to("a")
+    with pytest.raises(DataError, match=r"3 entries in .*/a, .*/b, .*/self"):
+        FolderDataset(flat, "train")
+    for name in ("self", "a", "b"):
+        (flat / name).unlink()
+    (flat / "ant" / "loop.png").symlink_to("loop.png")
+    with pytest.raises(DataError, match=r"1 entries in .*ant/loop\.png"):
+        FolderDataset(flat, "train")
+
+
+def test_images_beside_class_folders_are_counted_and_runs_are_no_class(tree: Path) -> None:
+    flat = (tree / "train").rename(tree.parent / "flat")
+    (flat / "cover.jpg").touch()
+    run = flat / "runs" / "quickstart" / "1"
+    (run / "images").mkdir(parents=True)
+    (run / "recipe.yaml").touch()
+    (run / "images" / "1.png").touch()
+    dataset = FolderDataset(flat, "train")
+    assert dataset.class_names == ("ant", "bee", "cat")
+    assert "not used: 1 image beside the class folders" in dataset.origin
+
+
+def test_names_with_spaces_and_letters_of_any_script_are_classes(tmp_path: Path) -> None:
+    for name in ("rose garden", "Tulpe (rot)", "ひまわり"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"photo {number} é.JPG").touch()
+    dataset = FolderDataset(tmp_path, "train")
+    assert dataset.class_names == ("Tulpe (rot)", "rose garden", "ひまわり")
+    assert len(dataset) + len(FolderDataset(tmp_path, "val")) == 9

@@ -36,9 +36,15 @@ def test_every_image_is_in_one_split_and_every_class_in_both(tmp_path: Path) -> 
     counts = np.bincount(val.targets, minlength=4)
     assert counts[1] == 0, "a single image is trained on"
     assert counts[3] == 1
-    assert 1 <= counts[0] <= 4
+    assert 1 <= counts[0] <= 2
     assert 30 < counts[2] < 90
     assert "about 20% of each class" in train.origin and f"{len(train)} images for training" in train.origin
+
+
+def test_small_classes_are_near_the_fraction(tmp_path: Path) -> None:
+    root = write(tmp_path, {f"class {number}": 10 for number in range(40)})
+    counts = np.bincount(FolderDataset(root, "val").targets, minlength=40)
+    assert counts.min() >= 1 and counts.max() == 3
 
 
 def test_images_stay_in_their_split_when_others_are_added(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, evenly_spaced
-from reconv.data.decode.pillow import FORMATS
+from reconv.data.decode.pillow import FORMATS, unidentified
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import MAX_SIZES
 from reconv.data.storage.local import read, size_bytes
@@ -97,8 +97,10 @@ def upright_size(data: bytes, name: str) -> tuple[int, int]:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             width, height = opened.size
             is_rotated = opened.getexif().get(_EXIF_ORIENTATION) in _ROTATED_BY_90
+    except UnidentifiedImageError as error:
+        raise unidentified(data, name) from error
     except Exception as error:  # a decoder may raise anything for damaged bytes
-        why = "it is not an image, or its header is damaged"
+        why = "its header is damaged"
         raise DataError("image does not decode", where=name, why=why, then="replace or remove the file") from error
     return (width, height) if is_rotated else (height, width)
 

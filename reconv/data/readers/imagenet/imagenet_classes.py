@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
+
+from reconv.data.storage.local import read
 
 NUM_IMAGENET_CLASSES = 1000
 
@@ -13,8 +15,8 @@ NUM_IMAGENET_CLASSES = 1000
 @cache
 def imagenet_names() -> Mapping[str, str]:
     """Names by wnid, such as n01440764: tench; the names are unique."""
-    text = files(__package__).joinpath("imagenet_classes.txt").read_text(encoding="utf-8")
-    pairs = (line.partition(" ") for line in text.splitlines())
+    lines = read(Path(__file__).with_name("imagenet_classes.txt")).decode("utf-8").splitlines()
+    pairs = (line.partition(" ") for line in lines)
     return MappingProxyType({wnid: name for wnid, _, name in pairs})
 
 
