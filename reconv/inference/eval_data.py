@@ -100,9 +100,7 @@ def match_classes(dataset: Dataset, classes: ModelClasses) -> Dataset:
 
 def _unknown_classes(dataset: Dataset, unknown: Sequence[str], classes: ModelClasses) -> DataError:
     shown = ", ".join(unknown[:_NUM_SHOWN]) + (f" and {len(unknown) - _NUM_SHOWN:,} more" * (len(unknown) > _NUM_SHOWN))
-    ours = ", ".join((classes.display_names or classes.names)[:_NUM_SHOWN]) + (
-        ", ..." * (len(classes.names) > _NUM_SHOWN)
-    )
+    ours = ", ".join(classes.names[:_NUM_SHOWN]) + (", ..." * (len(classes.names) > _NUM_SHOWN))
     if not classes.are_known:
         return DataError(
             f"{len(dataset.class_names):,} classes in the dataset, {len(classes.names):,} in the model",
