@@ -57,7 +57,7 @@ def test_a_thousand_classes_without_names_are_those_of_imagenet(tmp_path: Path) 
     predictor = Predictor.load(weights, recipe="resnet18", device="cpu")
     assert predictor.class_names[207] == "n02099601" and not predictor.has_class_names
     [prediction] = predictor.predict([noise(40, 40, 3, 0)], top=1)
-    assert (prediction.classes[0].name, prediction.classes[0].label) == ("golden retriever", 207)
+    assert (prediction.classes[0].name, prediction.classes[0].index) == ("golden retriever", 207)
     for name in ("n02099601", "golden retriever"):
         data = tmp_path / name.replace(" ", "-")
         (data / name).mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_names_beside_the_data_are_saved_with_the_model(tmp_path: Path) -> None:
     plain = train("plain")
     (tmp_path / "data" / "classes.json").write_text('{"n1": "one", "n2": "two"}')
     named = Predictor.load(train("named"))
-    assert (named.class_names, named.names) == (("n1", "n2"), ("one", "two"))
+    assert (named.class_names, named.classes) == (("n1", "n2"), ("one", "two"))
     assert named.data_fingerprint == Predictor.load(plain).data_fingerprint
     assert {found.name for found in named.predict([noise(8, 8, 3, 0)])[0].classes} == {"one", "two"}
     (tmp_path / "data" / "classes.json").unlink()
