@@ -61,7 +61,9 @@ class ReconvError(Exception):
 def one_of(*lines: str) -> str:
     """What to type next: one line, or a list of lines of which each one would do."""
     distinct = list(dict.fromkeys(lines))
-    return distinct[0] if len(distinct) == 1 else "\n".join(["one of", *(f"           {line}" for line in distinct)])
+    return (
+        "".join(distinct) if len(distinct) < 2 else "\n".join(["one of", *(f"           {line}" for line in distinct)])
+    )
 
 
 class UsageError(ReconvError):

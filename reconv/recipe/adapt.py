@@ -20,7 +20,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from reconv.recipe.schema import Recipe
+from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import Duration, parse_rate
 
 MIN_STEPS_PER_EPOCH = 8  # of a batch that is chosen for a small dataset
@@ -59,16 +60,26 @@ def show(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def length_fields(schedule: str, explicit: Collection[str]) -> list[str]:
+    """The fields that follow the length in a recipe with this schedule, unless the user wrote them."""
+    unused = {f"schedule.{name}" for name in ScheduleConfig.model_fields if name not in SCHEDULE_FIELDS[schedule]}
+    return [field for field in LENGTH_FIELDS if field not in unused and field not in explicit]
+
+
 def follow_length(
-    preset: Recipe, length: Duration, explicit: Collection[str], steps_per_epoch: int | None = None
+    preset: Recipe, length: Duration, schedule: str, explicit: Collection[str], steps_per_epoch: int | None = None
 ) -> Iterator[Change]:
-    """The durations of a preset for another length; if the units of the two differ, `steps_per_epoch` is needed."""
+    """The durations of a preset for another length; if the units of the two differ, `steps_per_epoch` is needed.
+
+    `schedule` is the name of the schedule, which may be another than the preset's.
+    """
     factor = _length_factor(preset.length, length, steps_per_epoch)
     if factor is None or factor == 1:
         return
+    fields = length_fields(schedule, explicit)
     for field, old in _durations(preset):
         new = _scaled(old, preset.length.unit, factor)
-        if field not in explicit and new != old:
+        if field in fields and new != old:
             yield Change(field, old, new, f"keeps its share of the run, {preset.length} -> {length}")
 
 

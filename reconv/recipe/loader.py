@@ -150,18 +150,19 @@ def _fit(draft: Draft, preset: Recipe, explicit: frozenset[str], earlier: list[C
     """Let what the user did not write follow the length and the batch size; adds the changes, returns notes."""
     changes: list[Change] = []
     notes: list[str] = []
-    try:
+    schedule = draft.value(("schedule", "name"), preset.schedule.name)
+    used = SCHEDULE_FIELDS.get(schedule, ()) if isinstance(schedule, str) else ()
+    with suppress(ValueError):  # an invalid length, which validation will report
         length = Duration.parse(draft.value(("length",), preset.length))
-        changes += follow_length(preset, length, explicit)
-    except ValueError:  # validation will say so
-        pass
+        if used:
+            changes += follow_length(preset, length, schedule, explicit)
     size = draft.value(("batch", "size"), preset.batch.size)
     if isinstance(size, int) and size > 0:
         changes += follow_batch(preset, size, explicit, draft.per_device)
         note = rate_note(preset, size, explicit)
         notes += [note] if note else []
-    used = SCHEDULE_FIELDS.get(draft.value(("schedule", "name"), preset.schedule.name), ())
-    changes = [c for c in changes if not c.field.startswith("schedule.") or c.field.partition(".")[2] in used]
+    if "end_lr" not in used:
+        changes = [change for change in changes if change.field != "schedule.end_lr"]
     _apply(draft, changes)
     earlier += changes
     return notes

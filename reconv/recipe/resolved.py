@@ -7,21 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from reconv.errors import RecipeError, one_of
 from reconv.recipe.adapt import (
     CHANGED,
-    LENGTH_FIELDS,
     Change,
     describe,
     follow_data,
     follow_length,
     follow_model,
     is_about_other_data,
+    length_fields,
     rate_note,
     shorten_warmup,
     show,
 )
 from reconv.recipe.fields import is_derived
 from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
+from reconv.recipe.rules import ContradictionError
 from reconv.recipe.schema import Recipe
 
 
@@ -65,7 +69,7 @@ class Resolved:
         length = self.recipe.length
         if length.unit != run.length.unit or length.value < run.length.value:
             return self
-        fields = [field for field in LENGTH_FIELDS if field not in self.explicit]
+        fields = length_fields(self.recipe.schedule.name, self.explicit)
         theirs = {field: getattr(getattr(run, field.partition(".")[0]), field.partition(".")[2]) for field in fields}
         kept = tuple(change for change in self.changes if change.field not in theirs)
         return replace(self, recipe=_with_values(self.recipe, theirs), changes=kept)
@@ -100,7 +104,16 @@ def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
             node.pop(name, None)
         else:
             node[name] = value
-    return Recipe.model_validate(tree)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        causes = [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
+        found = [item for cause in causes if isinstance(cause, ContradictionError) for item in cause.found]
+        raise RecipeError(
+            "the recipe cannot be fitted to its network and data:\n"
+            + "\n".join(f"    {item.fields[0]}: {item.text}" for item in found),
+            then=one_of(*(cure for item in found for cure in item.cures)),
+        ) from error
 
 
 def fit_to_model(resolved: Resolved, options: Collection[str] | None) -> Resolved:
@@ -121,7 +134,8 @@ def fit_to_data(resolved: Resolved, num_train: int, num_classes: int) -> Resolve
         per_epoch = steps_per_epoch(resolved.recipe, num_train)
         preset, length = resolved.preset, resolved.recipe.length
         if preset is not None and preset.length.unit != length.unit:
-            resolved = resolved.with_changes(list(follow_length(preset, length, explicit, per_epoch)))
+            schedule = resolved.recipe.schedule.name
+            resolved = resolved.with_changes(list(follow_length(preset, length, schedule, explicit, per_epoch)))
         total = length_steps(length, per_epoch)
         warmup = duration_steps(resolved.recipe.schedule.warmup, per_epoch, total)
         resolved = resolved.with_changes(list(shorten_warmup(resolved.recipe, warmup, total, explicit)))

@@ -526,6 +526,7 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
             ("optimizer.weight_decay_exclude", "optimizer.lars_exclude"),
             f"{optimizer.weight_decay_exclude} differs from optimizer.lars_exclude ({optimizer.lars_exclude}), "
             "which lars does not decay; remove it",
+            ("--set optimizer.weight_decay_exclude=none",),
         )
 
 

@@ -131,6 +131,32 @@ def test_a_length_in_another_unit_is_fitted_once_the_data_is_known() -> None:
     assert [str(point) for point in few.schedule.milestones] == ["1step", "2step"]
 
 
+def test_fields_of_a_replaced_schedule_do_not_come_back() -> None:
+    for name, schedule in (("resnet18", "constant"), ("ssd-resnet34", "cosine")):
+        recipe = resolve(name, f"--set length=500step --set schedule.name={schedule}").recipe
+        assert recipe.schedule.period is None and recipe.schedule.milestones == ()
+
+
+def test_a_resumed_run_keeps_its_durations_unless_others_are_given() -> None:
+    run = resolve("resnet50", "--epochs 5").recipe
+    longer = resolve("resnet50", "--epochs 10").with_durations_of(run)
+    assert longer.recipe.schedule.warmup == run.schedule.warmup
+    assert longer.lines == ()
+    written = resolve("resnet50", "--epochs 10 --set schedule.warmup=1ep").with_durations_of(run)
+    assert written.recipe.schedule.warmup == Duration(1, "ep")
+    shorter = resolve("resnet50", "--epochs 2")
+    assert shorter.with_durations_of(run) == shorter  # will be refused
+    other = resolve("resnet18", "--set schedule.name=constant").with_durations_of(resolve("resnet18").recipe)
+    assert other.recipe.schedule.period is None
+
+
+def test_what_cannot_be_fitted_to_the_data_lists_options_that_work() -> None:
+    with pytest.raises(RecipeError, match="needs groups of at least two samples") as caught:
+        plan("resnet50-nv-250ep-8gpu-mixed", num_train=1)
+    plan("resnet50-nv-250ep-8gpu-mixed", "--set augment.mixup.alpha=0", num_train=1)
+    assert "--set augment.mixup.alpha=0" in caught.value.then
+
+
 def test_a_warm_up_in_steps_is_shortened_to_the_run(write: Write) -> None:
     recipe = Recipe.model_validate({"length": "1ep", "schedule": {"warmup": "500step"}})
     changes = list(shorten_warmup(recipe, warmup_steps=500, total_steps=10, explicit=()))
