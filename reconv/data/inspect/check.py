@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, Split
+from reconv.data.dataset import I64, Dataset, Sample, Split, all_targets, is_multilabel
 from reconv.data.decode.pillow import decode_image, to_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
@@ -186,10 +187,15 @@ def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
 
 
 def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
-    """The target and the classes of a sample; checks that boxes fit the size of the image."""
+    """The target and the classes of a sample; checks that boxes fit the size of the image.
+
+    Several labels have one number as their target, so that identical images with other labels are found.
+    """
     if sample.annotation is not None:
         decode_annotated(sample, sample.annotation, 3)
         return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
+    if sample.labels is not None:
+        return zlib.crc32(repr(sample.labels).encode()), sample.labels
     if not 0 <= sample.target < num_classes:
         raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is out of range")
     return sample.target, (sample.target,)
@@ -370,6 +376,9 @@ def _choose_examples(
 
 def _members(dataset: Dataset, targets: I64) -> Callable[[int], I64]:
     """A function from a class to its good samples, or to those with a box of it."""
+    if is_multilabel(dataset):
+        rows = all_targets(dataset)
+        return lambda number: np.flatnonzero((targets >= 0) & (rows[:, number] > 0))
     if not isinstance(dataset, DetectionDataset):
         return lambda number: np.flatnonzero(targets == number)
     labels = [(index, dataset.annotation(index).labels) for index in np.flatnonzero(targets >= 0).tolist()]

@@ -19,6 +19,7 @@ from reconv.custom_code import anchor
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
+from reconv.data.readers.csv_multilabel import has_several_labels
 from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset
@@ -87,7 +88,10 @@ def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, D
         return dict(_open_with_boxes(detected, read_split, data, report))
     if detected.kind == "folder":
         return _open_folder(detected.path, data, report)
-    return _open_readable(lambda split: open_dataset(data.source, Path(path), split, data), report)
+    multilabel = detected.kind == "csv" and has_several_labels(detected.path)
+    return _open_readable(
+        lambda split: open_dataset(data.source, Path(path), split, data, multilabel=multilabel), report
+    )
 
 
 def find_box_reader(detected: DetectedDataset) -> ReadSplit | None:

@@ -15,13 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.dataset import I64, Sample, SampleFiles, Split, multi_hot
-from reconv.data.readers.csv_table import COLUMNS, CSVFiles, row_error, sorted_classes
+from reconv.data.readers.csv_table import COLUMNS, CSVFiles, read_table, row_error, sorted_classes
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 _DEFAULTS = DataConfig()
 _SEPARATORS = re.compile("[;|]")
+
+
+def has_several_labels(root: Path) -> bool:
+    """Whether the table in a folder has a column per class, or a row with no label or with several."""
+    header, rows = read_table(root)
+    if "label" not in header:
+        return True
+    cells = (row[header.index("label")] for row in rows if len(row) == len(header))
+    return any(not cell.strip() or len(_split_cell(cell)) > 1 for cell in cells)
 
 
 class MultilabelCSVDataset(CSVFiles):

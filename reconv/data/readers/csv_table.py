@@ -44,6 +44,11 @@ def find_tables(folder: Path) -> list[str]:
 _DEFAULTS = DataConfig()
 
 
+def describe_table(path: Path) -> str:
+    """Which columns make a CSV file a table of images."""
+    return f"{path.name} has the columns file and {'label' if 'label' in _first_lines(path)[0] else 'one per class'}"
+
+
 class CSVFiles(FileBacked):
     """The files of one split of a table; what the other columns mean is up to `add_row`."""
 
@@ -127,6 +132,13 @@ def _is_table(header: Sequence[str], first: Sequence[str]) -> bool:
         return "file" in header
     marks = [cell for name, cell in zip(header, first, strict=False) if name not in COLUMNS]
     return len(header) == len(first) and len(marks) > 0 and set(marks) <= {"0", "1"}
+
+
+def read_table(root: Path) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table in a folder, as they are."""
+    text = read(_only_table(root)).decode("utf-8-sig", "surrogateescape")
+    header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
+    return [cell.strip() for cell in header], rows
 
 
 def _only_table(root: Path) -> Path:

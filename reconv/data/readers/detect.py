@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
-from reconv.data.readers.csv_table import find_tables
+from reconv.data.readers.csv_table import describe_table, find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
 from reconv.data.readers.detection.coco import detect_coco, detect_coco_without_splits
 from reconv.data.readers.detection.voc import detect_voc
@@ -131,7 +131,7 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
         if kind != TAR.kind or not inner:
             yield DetectedDataset(kind, folder, why)
     if tables:
-        yield DetectedDataset("csv", folder, f"{tables[0]} has the columns file and label, or file and one per class")
+        yield DetectedDataset("csv", folder, describe_table(folder / tables[0]))
     if train is not None and (inner or not (shards or tables)):
         yield DetectedDataset("folder", folder, "it has train/")
 

@@ -10,6 +10,7 @@ import torch
 from data_examples import encode, noise
 
 from reconv.data.dataset import all_targets, is_multilabel
+from reconv.data.inspect.check import check
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_cache import CacheBudget, cache_samples
@@ -96,3 +97,12 @@ def test_a_column_per_class_needs_the_multilabel_task_and_folders_the_other(fold
         (folder / f"{number}.png").rename(folder / split / "cat" / f"{number}.png")
     with pytest.raises(DataError, match="folder data has one class per image"):
         open_dataset("auto", folder, "train", DataConfig(), multilabel=True)
+
+
+@pytest.mark.parametrize("lines", [BY_CELL, BY_COLUMN])
+def test_the_check_counts_labels_and_finds_an_image_with_two_sets_of_them(folder: Path, lines: list[str]) -> None:
+    (folder / "1.png").write_bytes((folder / "0.png").read_bytes())
+    report = check(str(write(folder, lines)), DataConfig(), 1)
+    assert dict(report.splits["train"].classes) == {"cat": 1, "dog": 2, "emu": 1}
+    assert [issue.count for issue in report.issues if issue.kind == "two-labels"] == [1]
+    assert {name for name, (_, rows) in report.examples.items() if rows} == {"cat", "dog", "emu"}
