@@ -82,7 +82,8 @@ def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, D
     if path in NEED_NO_PATH and not Path(path).exists():
         return {split: open_dataset(path, None, split, data) for split in SPLITS}
     if names_code(path) and not Path(path).exists():
-        return _open_readable(lambda split: open_dataset(anchor(path, Path()), None, split, data), report)
+        source, folder = anchor(path, Path()), os.environ.get("DATA_DIR")
+        return {split: open_dataset(source, Path(folder) if folder else None, split, data) for split in SPLITS}
     detected = detect(Path(path), data.source)
     if (read_split := find_box_reader(detected)) is not None:
         return dict(_open_with_boxes(detected, read_split, data, report))

@@ -36,6 +36,8 @@ class SplitDatasets:
     val: Any
 
     def __call__(self, split: Split) -> Any:
+        if split not in ("train", "val"):
+            raise DataError(f"there is no {split} split", why="datasets from Python are for training and validation")
         return self.train if split == "train" else self.val
 
 
