@@ -180,23 +180,29 @@ class Relabeled(FileBacked):
 
     def __getitem__(self, index: int) -> Sample:
         sample = self._dataset[index]
-        if sample.labels is not None:
-            return replace(sample, labels=tuple(int(self._numbers[label]) for label in sample.labels))
-        return Sample(sample.data, int(self._numbers[sample.target]), sample.name)
+        if sample.labels is None:
+            return replace(sample, target=int(self._numbers[sample.target]))
+        return replace(sample, labels=tuple(int(self._numbers[label]) for label in sample.labels))
+
+    @property
+    def targets(self) -> I64:
+        return self._relabel(all_targets(self._dataset))
 
     def files(self, indices: I64) -> SampleFiles | None:
         found = sample_files(self._dataset, indices)
-        if found is None:
-            return None
-        paths, targets = found
-        if targets.ndim == 1:
-            return paths, self._numbers[targets]
-        rows = np.zeros((len(targets), len(self.class_names)), targets.dtype)
-        rows[:, self._numbers] = targets
-        return paths, rows
+        return None if found is None else (found[0], self._relabel(found[1]))
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}/{'-'.join(map(str, self._numbers))}"
+
+    def _relabel(self, targets: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Class indices [n] or multi-hot rows [n, classes] in the new order."""
+        if targets.ndim == 1:
+            indices: I64 = self._numbers[targets]
+            return indices
+        rows: npt.NDArray[Any] = np.zeros((len(targets), len(self.class_names)), targets.dtype)
+        rows[:, self._numbers] = targets
+        return rows
 
 
 def describe_relabeled(dataset: Dataset, class_names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from data_examples import encode, noise
 
 import reconv
-from reconv.data.dataset import Dataset
+from reconv.data.dataset import Dataset, all_targets
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import DataError
 from reconv.inference.eval_data import ModelClasses, match_classes
@@ -92,3 +92,13 @@ def test_weights_without_names_take_data_with_as_many_classes(tmp_path: Path) ->
 
 def _targets(dataset: Dataset) -> list[int]:
     return [dataset[index].target for index in range(len(dataset))]
+
+
+def test_several_labels_per_image_are_matched_by_name(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(encode(noise(8, 8, 3, number)))
+    (tmp_path / "labels.csv").write_text("file,label,split\n0.png,bee;cat,val\n1.png,cat,val\n")
+    dataset = open_dataset("auto", tmp_path, "val", DataConfig(), multilabel=True)
+    matched = match_classes(dataset, ModelClasses(("cat", "ant", "bee"), are_known=True))
+    assert [matched[index].labels for index in range(2)] == [(2, 0), (0,)]
+    assert all_targets(matched).tolist() == [[1, 0, 1], [1, 0, 0]]

@@ -81,9 +81,9 @@ def test_a_prediction_has_a_text_its_best_label_and_score(
 def test_a_prediction_becomes_plain_data_without_its_image() -> None:
     boxes = (DetectedBox("cat", 0.25, (1.0, 2.0, 3.0, 4.0), 0, 17),)
     found = json.loads(json.dumps(Prediction(Path("a.jpg"), boxes=boxes, image=RED).to_dict()))
-    box = {"name": "cat", "class_id": 17, "score": 0.25, "box_xyxy": [1.0, 2.0, 3.0, 4.0]}
+    box = {"index": 0, "name": "cat", "class_id": 17, "score": 0.25, "box_xyxy": [1.0, 2.0, 3.0, 4.0]}
     assert found == {"path": "a.jpg", "boxes": [box]}
     assert Prediction(None, (ClassScore("dog", 1.0, 0),)).to_dict() == {
         "path": None,
-        "classes": [{"name": "dog", "score": 1.0}],
+        "classes": [{"index": 0, "name": "dog", "score": 1.0}],
     }

@@ -92,8 +92,8 @@ class EvalLoader:
         if not self._bad_samples.tolerated:
             try:
                 pending.wait()
-            except DataError as error:
-                raise self._bad_samples.explain(error) from error.__cause__
+            except DataError as bad_image:
+                raise self._bad_samples.explain(bad_image) from bad_image.__cause__
             return
         bad = pending.wait_for_bad_rows(self._bad_samples.known("val"))
         for row, error in bad.items():

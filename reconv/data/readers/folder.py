@@ -133,9 +133,10 @@ class FolderDataset(FileBacked):
 
     def _hold_out(self, split: Split, rule: ValidationSplit) -> str:
         """Keep the samples of one split of a folder that has both; returns a sentence about it."""
-        paths = (f"{self.class_names[target]}/{name}" for name, target in zip(self._names, self.targets, strict=True))
-        kept, note = rule.select(split, paths, self.targets, str(self._folder))
-        self._names = FileList(name for name, is_kept in zip(self._names, kept, strict=True) if is_kept)
+        names, targets = self._names, self.targets
+        paths = (f"{self.class_names[target]}/{names[index]}" for index, target in enumerate(targets.tolist()))
+        kept, note = rule.select(split, paths, targets, str(self._folder))
+        self._names = FileList(names[index] for index in np.flatnonzero(kept).tolist())
         self.targets = self.targets[kept]
         return note
 
