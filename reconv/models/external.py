@@ -111,7 +111,7 @@ def check_image_sizes(model: nn.Module, channels: int, sizes: Collection[int]) -
 
 
 def _wrong_size(origin: ExternalModel, model: nn.Module, size: int, why: str) -> UsageError:
-    native = _native_size(model)
+    native = native_size(model)
     sized = f"--set data.preprocess.size={native}" if native else "set another size with --set data.preprocess.size=N"
     by_option = (
         f", or --set model.options.img_size={size} if it has that option" if origin.where.startswith("timm:") else ""
@@ -124,7 +124,7 @@ def _wrong_size(origin: ExternalModel, model: nn.Module, size: int, why: str) ->
     )
 
 
-def _native_size(model: nn.Module) -> int | None:
+def native_size(model: nn.Module) -> int | None:
     """The image size that a network was designed for, where its package says so."""
     config = getattr(model, "default_cfg", None)  # timm's
     size = config.get("input_size") if isinstance(config, Mapping) else None
