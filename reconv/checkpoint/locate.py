@@ -28,6 +28,7 @@ class LocatedWeights:
     checkpoint: Path | None  # also of a weights file inside a checkpoint; None: a bare weights file
     weights: Path  # of the model; its EMA is in `ema`
     skipped: tuple[tuple[Path, str], ...] = ()  # newer checkpoints that are damaged, and why
+    name: str = ""  # of published weights, as in torchvision:resnet50
 
     @property
     def ema(self) -> Path | None:

@@ -24,6 +24,7 @@ from reconv.custom_code import TrustCode, add_folders, provide, require_trust
 from reconv.data.readers.imagenet.imagenet_classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
+from reconv.inference.published_models import published_model
 from reconv.io.download import Progress
 from reconv.precision import at_least_float32
 from reconv.recipe.code_fields import code_references
@@ -67,7 +68,8 @@ def find_weights(
     """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache."""
     if is_remote(str(name)):
         fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
-        return FoundWeights(LocatedWeights("weights", None, None, fetched.path), (f"{name}: {fetched.note}",))
+        located = LocatedWeights("weights", None, None, fetched.path, name=str(name))
+        return FoundWeights(located, (f"{name}: {fetched.note}",))
     return FoundWeights(locate(name, which=which))
 
 
@@ -107,7 +109,7 @@ def read_saved_model(
     network of a run that got it from Python.
     """
     if located.checkpoint is None:
-        return _read_weights_file(located.weights, recipe, trust_code, model)
+        return _read_weights_file(located.weights, recipe, trust_code, model, located.name)
     loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
     _allow_code(saved_recipe, trust_code, located.checkpoint, model)
@@ -147,7 +149,9 @@ def _allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any) -
     add_folders(recipe.code_path)
 
 
-def _read_weights_file(path: Path, recipe: str | None, trust_code: TrustCode, model: Any) -> SavedModel:
+def _read_weights_file(
+    path: Path, recipe: str | None, trust_code: TrustCode, model: Any, published_name: str
+) -> SavedModel:
     """The weights of a file by itself, with the recipe and the classes of its metadata, or a recipe that is named."""
     tensors = read_weights(path)  # first, so that a file that holds no weights gets the error that says so
     if recipe is not None:
@@ -155,6 +159,8 @@ def _read_weights_file(path: Path, recipe: str | None, trust_code: TrustCode, mo
         add_folders(named.code_path)
         return _without_metadata(path, tensors, named)
     metadata = read_metadata(path)
+    if metadata is None and (published := published_model(published_name)) is not None:
+        return _without_metadata(path, tensors, published.recipe, published.num_classes)
     if metadata is None:
         raise UsageError(
             f"{path} does not say which network it belongs to",
@@ -176,8 +182,10 @@ def _read_weights_file(path: Path, recipe: str | None, trust_code: TrustCode, mo
     return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
 
 
-def _without_metadata(path: Path, tensors: dict[str, Tensor], recipe: Recipe) -> SavedModel:
-    num_classes = _num_classes(tensors, path, recipe)
+def _without_metadata(
+    path: Path, tensors: dict[str, Tensor], recipe: Recipe, num_classes: int | None = None
+) -> SavedModel:
+    num_classes = num_classes or _num_classes(tensors, path, recipe)
     if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
         num_classes -= 1
         tensors = read_weights(path, num_classes=num_classes)

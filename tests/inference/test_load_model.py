@@ -8,12 +8,15 @@ import safetensors.torch
 from PIL import Image
 
 import reconv
-from reconv.checkpoint.locate import locate
+from reconv.checkpoint.download_weights import TORCHVISION
+from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.store import encode
 from reconv.checkpoint.weights_metadata import read_header
 from reconv.errors import CheckpointError, ExitCode, UsageError
-from reconv.inference.load_model import _read_recipe
+from reconv.inference.load_model import _read_recipe, read_saved_model
 from reconv.inference.predictor import Predictor
+from reconv.inference.published_models import published_model
+from reconv.models import build_model, model_names
 from reconv.trainer.checkpoint_average import average
 
 
@@ -67,3 +70,24 @@ def test_weights_without_metadata_need_a_recipe_and_classes_that_fit(classifier:
     bare.write_bytes(encode(tensors, wrong))
     with pytest.raises(CheckpointError, match="do not match the model"):
         Predictor.load(bare)
+
+
+def test_published_weights_need_no_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "mobilenet_v2.safetensors"
+    file.write_bytes(encode(build_model("mobilenet_v2").state_dict()))
+    located = LocatedWeights("weights", None, None, file, name="torchvision:mobilenet_v2.v2")
+    saved = read_saved_model(located, weights="auto", recipe=None)
+    preprocess = saved.recipe.data.preprocess
+    assert (saved.recipe.model.name, preprocess.size, preprocess.resize) == ("mobilenet_v2", 224, 232)
+    assert len(saved.class_names) == 1000
+
+
+def test_every_torchvision_weights_file_has_a_network_and_its_preprocessing() -> None:
+    assert len(TORCHVISION) > 20
+    for name in TORCHVISION:
+        found = published_model(f"torchvision:{name}")
+        assert found is not None and found.recipe.model.name in model_names()
+    sizes = published_model("torchvision:efficientnet_b3")
+    assert sizes is not None and (sizes.recipe.data.preprocess.size, sizes.recipe.data.preprocess.resize) == (300, 320)
+    assert published_model("https://example.org/resnet50.pth") is None
+    assert published_model("torchvision:unknown") is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +17,7 @@ from reconv.checkpoint.store import STATE
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.errors import UsageError
 from reconv.inference.load_model import find_weights
+from reconv.inference.published_models import timm_preprocess
 from reconv.models import build_model, model_names
 from reconv.models.frozen import head_patterns
 from reconv.recipe.derive import WeightFacts
@@ -44,7 +43,7 @@ def weight_facts(recipe: Recipe, *, is_model_set: bool) -> WeightFacts | None:
         ours = plain if plain in model_names() or model not in TORCHVISION else f"torchvision:{plain}"
         return WeightFacts(name, ours, preprocess=_TORCHVISION_PREPROCESS.get(plain, {}))
     if package == "timm":
-        return WeightFacts(name, f"timm:{model.partition('.')[0]}", preprocess=_timm_preprocess(model))
+        return WeightFacts(name, f"timm:{model.partition('.')[0]}", preprocess=timm_preprocess(model))
     located = find_weights(name).located if not (is_remote(name) and is_model_set) else None
     metadata = None if located is None else read_metadata(located.weights)
     if metadata is not None:
@@ -67,22 +66,6 @@ def _short(name: str) -> str:
     """A path relative to the working directory where that is shorter."""
     path = Path(name)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else name
-
-
-def _timm_preprocess(model: str) -> dict[str, Any]:
-    """The images that a network of timm was trained on; empty where timm is missing, which is an error later."""
-    try:
-        config = importlib.import_module("timm").get_pretrained_cfg(model, allow_unregistered=False)
-    except (ImportError, RuntimeError):
-        return {}
-    size = int(config.input_size[-1])
-    return {
-        "size": size,
-        "resize": math.floor(size / (config.crop_pct or 1.0)),
-        "mean": list(config.mean),
-        "std": list(config.std),
-        "interpolation": config.interpolation if config.interpolation in ("bilinear", "bicubic") else "bilinear",
-    }
 
 
 def identify(tensors: Mapping[str, Tensor], path: Path) -> str:
