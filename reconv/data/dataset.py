@@ -92,6 +92,13 @@ def all_targets(dataset: Dataset) -> I64:
     return rows
 
 
+def class_counts(dataset: Dataset) -> tuple[int, ...]:
+    """The number of samples of each class."""
+    targets, num_classes = all_targets(dataset), len(dataset.class_names)
+    counts = targets.sum(axis=0) if targets.ndim == 2 else np.bincount(targets, minlength=num_classes)
+    return tuple(counts.tolist())
+
+
 SampleFiles = tuple[Sequence[bytes], npt.NDArray[Any]]  # path and class index, or multi-hot row, of each sample
 
 

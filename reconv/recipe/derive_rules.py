@@ -247,7 +247,8 @@ def _evaluations(field: str) -> Callable[[Values], Iterator[Derivation]]:
 
 def _class_weights(values: Values) -> Iterator[Derivation]:
     counts = [count for count in values.data.class_counts if count]
-    if values.is_detection or not counts or max(counts) <= IMBALANCE * min(counts):
+    # Of several labels per image, rare ones are the rule: weights would raise all scores.
+    if values["task"] != "classification" or not counts or max(counts) <= IMBALANCE * min(counts):
         return
     ratio = (
         f"largest class {max(counts):,} / smallest {min(counts):,} = {max(counts) / min(counts):.1f}, above {IMBALANCE}"

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.dataset import I64, Dataset, all_targets, evenly_spaced
+from reconv.data.dataset import I64, Dataset, class_counts, evenly_spaced
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.errors import DataError
 from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation
@@ -71,8 +71,7 @@ def data_facts(recipe: Recipe) -> DataFacts:
         raise DataError("the training set is empty", where=str(data_path(recipe)))
     if isinstance(dataset, DetectionDataset):
         return _box_facts(dataset)
-    counts = np.bincount(all_targets(dataset), minlength=len(dataset.class_names))
-    return DataFacts(len(dataset), tuple(counts.tolist()), _short_side(dataset, recipe))
+    return DataFacts(len(dataset), class_counts(dataset), _short_side(dataset, recipe))
 
 
 def _sample(num_samples: int, limit: int) -> I64:

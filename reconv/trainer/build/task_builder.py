@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from reconv.data.dataset import Dataset, all_targets
+from reconv.data.dataset import Dataset, class_counts
 from reconv.detection.anchors import generate_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
@@ -82,8 +82,8 @@ def training_class_weights(recipe: Recipe, dataset: Dataset) -> tuple[float, ...
     if given == "none":
         return None
     if given == "balanced":
-        weights = balanced_pos_weights if uses_bce(recipe) else balanced_class_weights
-        return weights(all_targets(dataset), len(dataset.class_names))
+        counts = class_counts(dataset)
+        return balanced_pos_weights(counts, len(dataset)) if uses_bce(recipe) else balanced_class_weights(counts)
     check_class_weights(recipe, dataset)
     return given
 

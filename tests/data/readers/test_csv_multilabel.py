@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_examples import encode, noise
 
-from reconv.data.dataset import all_targets, is_multilabel
+from reconv.data.dataset import all_targets, class_counts, is_multilabel
 from reconv.data.inspect.check import check
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
@@ -52,6 +52,7 @@ def test_both_layouts_give_multi_hot_targets(
     assert is_multilabel(whole) and whole.class_names == names
     assert whole[2].labels == tuple(np.flatnonzero(rows[2]))
     assert all_targets(whole).tolist() == rows
+    assert class_counts(whole) == tuple(np.sum(rows, axis=0))
     half = cache_samples(
         open_dataset("csv", root, "train", DataConfig(subset_percent=67), multilabel=True), CacheBudget(0)
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.data.dataset import Dataset, Split, all_targets
+from reconv.data.dataset import Dataset, Split, all_targets, class_counts
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_cache import CacheBudget, cache_samples
@@ -121,6 +121,7 @@ def test_every_format_knows_its_targets_without_reading_an_image(tree: Path, kin
     for folder in {root, tree}:
         shutil.rmtree(folder)
     assert all_targets(source).tolist() == [1, 1, 1, 2, 2, 3]
+    assert class_counts(source) == (0, 3, 2, 1)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
