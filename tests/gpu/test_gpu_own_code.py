@@ -24,6 +24,7 @@ OWN = {
     "batch.size": "24",
     "save.every": "8step",
     "evaluate.every": "8step",
+    "data.num_workers": "0",
     "engine.compile": "auto",
     "engine.deterministic": "true",
 }

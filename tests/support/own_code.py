@@ -22,7 +22,7 @@ class Net(nn.Module):
         self.fc = nn.Linear(width * 4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(F.relu(self.bn(self.conv(x))), 2)
+        x = F.avg_pool2d(F.relu(self.bn(self.conv(x))), 4)  # its gradient is deterministic on a GPU, too
         return self.fc(self.drop(x.flatten(1)))
 
 
