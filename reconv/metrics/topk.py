@@ -96,7 +96,7 @@ class ClassificationMetrics:
         self._correct1 = self._correct1 + (topk[:, 0] == targets).sum()
         self._correct5 = self._correct5 + (topk == targets[:, None]).any(dim=1).sum()
         self._losses.append(torch.stack([to_accumulate_dtype(batch.positions[0]), losses.sum()]))
-        best_two = topk[:, [0, min(1, self._k - 1)]]
+        best_two = topk[:, :2] if self._k > 1 else topk.expand(-1, 2)  # a list of columns would be copied to the device
         scores = logits.softmax(dim=1).gather(1, best_two)
         columns = [batch["indices"][:, None], targets[:, None], best_two, scores, losses[:, None]]
         self._rows.append(torch.cat([to_accumulate_dtype(column) for column in columns], dim=1))
