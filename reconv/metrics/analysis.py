@@ -7,11 +7,14 @@ from typing import Any
 
 from reconv.metrics.confusion import analyze_predictions
 from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.multilabel_metrics import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
 
 
 def analyze_metrics(metrics: object, class_names: Sequence[str]) -> dict[str, Any] | None:
     """The analysis of a classifier or a detector as plain data; None for metrics that have none."""
+    if isinstance(metrics, MultilabelMetrics):
+        return metrics.analysis(class_names)
     if isinstance(metrics, DetectionMetrics):
         return metrics.result().analysis()
     if isinstance(metrics, ClassificationMetrics):

@@ -6,7 +6,7 @@ All of it is computed from the prediction for each image, so batches and ranks d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -71,16 +71,21 @@ class ClassScores:
 
 def class_scores(matrix: ConfusionMatrix) -> list[ClassScores]:
     """The scores of every class."""
-    columns = (matrix.num_images.tolist(), matrix.num_predicted.tolist(), matrix.num_correct.tolist())
+    return scores_from_counts(matrix.num_images, matrix.num_predicted, matrix.num_correct)
+
+
+def scores_from_counts(num_images: I64, num_predicted: I64, num_correct: I64) -> list[ClassScores]:
+    """The scores of every class from counts [classes]: its images, its predictions, and the correct ones of them."""
+    columns = (num_images.tolist(), num_predicted.tolist(), num_correct.tolist())
     return [
         ClassScores(
-            num_images,
-            num_predicted,
-            precision=num_correct / num_predicted if num_predicted else None,
-            recall=num_correct / num_images if num_images else None,
-            f1=2 * num_correct / (num_images + num_predicted) if num_images + num_predicted else None,
+            images,
+            predicted,
+            precision=correct / predicted if predicted else None,
+            recall=correct / images if images else None,
+            f1=2 * correct / (images + predicted) if images + predicted else None,
         )
-        for num_images, num_predicted, num_correct in zip(*columns, strict=True)
+        for images, predicted, correct in zip(*columns, strict=True)
     ]
 
 
@@ -133,17 +138,7 @@ def analyze_predictions(predictions: PredictionTable, class_names: Sequence[str]
             **{f"macro_{name}": value for name, value in macro_means(scores).items()},
             "calibration_error": calibration.error,
         },
-        "classes": [
-            {
-                "name": name,
-                "num_images": score.num_images,
-                "num_predicted": score.num_predicted,
-                "precision": score.precision,
-                "recall": score.recall,
-                "f1": score.f1,
-            }
-            for name, score in zip(class_names, scores, strict=True)
-        ],
+        "classes": [{"name": name, **asdict(score)} for name, score in zip(class_names, scores, strict=True)],
         "confusion": {
             "target": matrix.target.tolist(),
             "predicted": matrix.predicted.tolist(),

@@ -6,7 +6,7 @@ All scores are kept and sorted by sample, so the result does not depend on how t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.metrics.confusion import macro_means, scores_from_counts
 
 THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
 
@@ -91,6 +92,23 @@ class MultilabelMetrics:
             "micro_f1": f1(right.sum(), too_many.sum(), missed.sum()),
             "macro_f1": _mean(by_class),
             "loss": float(_losses(state).mean()),
+        }
+
+    def analysis(self, class_names: Sequence[str]) -> dict[str, Any]:
+        """The scores of classes as plain data, for the report and `eval`; several labels have no confusion matrix."""
+        state = self.state()
+        predicted = state.logits > 0
+        counts = (found.sum(axis=0) for found in (state.present, predicted, predicted & state.present))
+        scores = scores_from_counts(*counts)
+        columns = zip(state.logits.T, state.present.T, strict=True)
+        precisions = [average_precision(*column) if column[1].any() else None for column in columns]
+        return {
+            "num_images": len(state.indices),
+            "metrics": {f"macro_{name}": value for name, value in macro_means(scores).items()},
+            "classes": [
+                {"name": name, **asdict(score), "ap": ap}
+                for name, score, ap in zip(class_names, scores, precisions, strict=True)
+            ],
         }
 
     def mistakes(self, count: int) -> list[MultilabelMistake]:

@@ -19,6 +19,7 @@ _MAX_NAME_LETTERS = 16
 _NUM_PAIRS, _NUM_PAIRS_BESIDE_MATRIX = 10, 6  # the matrix has them all
 _MIN_MATRIX_PX = 480
 _CELL_PX, _LETTER_PX = 34, 7
+_COLUMNS = {"precision": "precision", "recall": "recall", "f1": "F1", "ap": "AP"}
 
 
 def classification(record: RunRecord) -> Html:
@@ -33,14 +34,19 @@ def classification(record: RunRecord) -> Html:
         f"images{partial}. Mean over classes: precision {fmt.percent(metrics['macro_precision'])}, recall "
         f"{fmt.percent(metrics['macro_recall'])}, F1 {fmt.percent(metrics['macro_f1'])}."
     )
+    return page.section("Classification analysis", _panels(analysis), _classes(analysis), intro=intro)
+
+
+def _panels(analysis: Mapping[str, Any]) -> Html:
+    """What is confused, and the calibration; empty for several labels per image."""
+    if "confusion" not in analysis:
+        return Html("")
     shows_matrix = len(analysis["classes"]) <= MAX_MATRIX_CLASSES
     num_pairs = _NUM_PAIRS_BESIDE_MATRIX if shows_matrix else _NUM_PAIRS
     panels = [_reliability(analysis), _pairs(analysis, num_pairs)]
     if shows_matrix:
         panels = [_matrix(analysis), el("div", {"class": "stack"}, *panels)]
-    return page.section(
-        "Classification analysis", el("div", {"class": "charts"}, *panels), _classes(analysis), intro=intro
-    )
+    return el("div", {"class": "charts"}, *panels)
 
 
 def _matrix(analysis: Mapping[str, Any]) -> Html:
@@ -163,9 +169,10 @@ def _classes(analysis: Mapping[str, Any]) -> Html:
     """Every class, the one with the lowest F1 first."""
     classes = analysis["classes"]
     taken_for: dict[int, tuple[int, int]] = {}
-    for target, predicted, count in _cells(analysis):
+    for target, predicted, count in _cells(analysis) if "confusion" in analysis else ():
         if target != predicted and count > taken_for.get(target, (0, 0))[1]:
             taken_for[target] = (predicted, count)
+    columns = {name: title for name, title in _COLUMNS.items() if name in classes[0]}
     order = sorted(range(len(classes)), key=lambda n: (classes[n]["f1"] is None, classes[n]["f1"], n))
     rows = []
     for number in order:
@@ -175,11 +182,13 @@ def _classes(analysis: Mapping[str, Any]) -> Html:
                 row["name"],
                 f"{row['num_images']:,}",
                 f"{row['num_predicted']:,}",
-                *(fmt.percent(row[name]) for name in ("precision", "recall", "f1")),
-                f"{classes[wrong[0]]['name']} ({wrong[1]:,})" if wrong else "",
+                *(fmt.percent(row[name]) for name in columns),
+                *([f"{classes[wrong[0]]['name']} ({wrong[1]:,})" if wrong else ""] if "confusion" in analysis else []),
             ]
         )
-    head = ["class", "images", "predicted", "precision", "recall", "F1", "most often taken for"]
-    table = page.table(head, rows, range(1, 6), "Classes", is_sortable=True)
+    head = ["class", "images", "predicted", *columns.values()]
+    if "confusion" in analysis:
+        head.append("most often taken for")
+    table = page.table(head, rows, range(1, 3 + len(columns)), "Classes", is_sortable=True)
     note = el("p", {"class": "hint"}, "Click a column's name to sort by it.") if len(rows) > 1 else Html("")
     return page.fold(f"Classes: {len(rows):,}", join([note, table]), is_open=len(rows) <= MAX_OPEN_ROWS)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from reconv.batch import Batch
+from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.confusion import Calibration, ConfusionMatrix, analyze_predictions, class_scores, macro_means
+from reconv.metrics.multilabel_metrics import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics, PredictionTable
 
 #         target 0      target 1   target 2     class 3 has no images and is never predicted
@@ -99,3 +101,24 @@ def test_an_evaluation_without_images_has_an_analysis() -> None:
     assert analysis["num_images"] == 0
     assert analysis["most_confused"] == []
     assert analysis["metrics"]["calibration_error"] == 0
+
+
+def multilabel_example() -> MultilabelMetrics:
+    """Three images and classes: the first is always right, the second half, the third never occurs."""
+    metrics = MultilabelMetrics(3)
+    logits = torch.tensor([[2.0, 1.0, -1.0], [-2.0, 1.0, -1.0], [2.0, -1.0, 1.0]])
+    targets = torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]])
+    indices = torch.arange(3)
+    metrics.update(logits, Batch({"targets": targets, "indices": indices}, indices, (3,)))
+    return metrics
+
+
+def test_several_labels_per_image_have_scores_by_class_but_no_matrix() -> None:
+    analysis = analyze_metrics(multilabel_example(), ["a", "b", "c"])
+    assert analysis is not None
+    assert "confusion" not in analysis
+    first, second, third = analysis["classes"]
+    assert (first["num_images"], first["precision"], first["recall"], first["ap"]) == (2, 1.0, 1.0, 1.0)
+    assert (second["num_predicted"], second["precision"], second["recall"], second["f1"]) == (2, 0.5, 0.5, 0.5)
+    assert (third["num_images"], third["num_predicted"], third["precision"], third["ap"]) == (0, 1, 0.0, None)
+    assert analysis["metrics"]["macro_f1"] == pytest.approx(multilabel_example().compute()["macro_f1"])

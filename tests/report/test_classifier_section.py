@@ -53,6 +53,17 @@ def test_a_classifier_without_mistakes_has_no_pairs(run: Path) -> None:
     assert "Every image is classified correctly." in render([run])
 
 
+def test_several_labels_per_image_have_a_table_only(run: Path) -> None:
+    analysis = classification_example()
+    for name in ("confusion", "most_confused", "calibration"):
+        del analysis[name]
+    analysis["classes"] = [{**row, "ap": 0.125} for row in analysis["classes"]]
+    write_classification_analysis(run, analysis)
+    page = render([run])
+    assert "Confusion matrix</h3>" not in page and "Reliability</h3>" not in page
+    assert '<th class="num" scope="col">AP</th></tr>' in page and "12.50 %" in page
+
+
 def test_a_class_whose_name_is_markup_stays_text(run: Path) -> None:
     write_classification_analysis(run, classification_example(first="<script>alert(1)</script>"))
     page = render([run])
