@@ -117,7 +117,9 @@ def _images(values: Values) -> Iterator[Derivation]:
     if values.is_fixed("data.preprocess.size"):
         preprocess.pop("resize", None)
     for key, value in preprocess.items():
-        yield Derivation(f"data.preprocess.{key}", value, f"as {weights.name if weights else ''} was trained")
+        name, plain = f"data.preprocess.{key}", tuple(value) if isinstance(value, list) else value
+        if key == "size" or plain != values[name]:
+            yield Derivation(name, value, f"as {weights.name if weights else ''} was trained")
     if "size" not in preprocess:
         yield Derivation("data.preprocess.size", *_image_size(values))
     if "resize" not in preprocess and not values.is_detection:
