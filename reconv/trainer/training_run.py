@@ -301,9 +301,10 @@ class TrainingRun(PreparedRun):
                 return
             process_group = prepared.process_group
             stop_after = _parse_stop_after(args, prepared)
-            process_group.on_rank0(lambda: _check_recipe(prepared, stop_after, partial(_print_early, args.console)))
+            print_early = partial(_print_early, args.console)
+            notes = process_group.on_rank0(lambda: _check_recipe(prepared, stop_after, print_early))
             stop_signal = stack.enter_context(StopSignal())
-            prepared = choose_micro_batch(prepared)
+            prepared = choose_micro_batch(replace(prepared, notes=(*prepared.notes, *notes)))
             run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
             logger = stack.enter_context(
                 open_run_logger(
@@ -474,16 +475,15 @@ def _parse_stop_after(args: RunArgs, run: PreparedRun) -> StopAfter:
     return StopAfter.parse(args.stop_after, first_step=run.restore_point.step, steps_per_epoch=run.plan.steps_per_epoch)
 
 
-def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], None]) -> None:
-    """Raise errors now that would otherwise appear when there is a run directory, or late in the run."""
+def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], None]) -> tuple[str, ...]:
+    """Raise errors that would otherwise appear when there is a run directory, or late; returns notes for the log."""
     check_profile_range(run.recipe, run.plan, stop_after)
     check_metric(run.recipe)
     check_callbacks(run.recipe)
     check_class_weights(run.recipe, run.datasets.train)
     check_precision(run.recipe.precision, run.device.kind)
     read_teacher(run.recipe, tuple(run.datasets.train.class_names), run.trust_code, log)
-    if not run.restore_point.is_resumed:
-        check_init(run.recipe, run.plan.num_classes, log)
+    return () if run.restore_point.is_resumed else check_init(run.recipe, run.plan.num_classes, log)
 
 
 def _print_early(mode: str | None, text: str) -> None:

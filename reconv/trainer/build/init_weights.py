@@ -43,20 +43,23 @@ def check_weights_readable(recipe: Recipe) -> None:
         read_weights(_file(find_weights(name)))
 
 
-def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> None:
+def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> tuple[str, ...]:
     """Refuse initial weights and trained parameters that do not fit the network, before there is a run directory.
 
-    Published weights are downloaded to the cache.
+    Published weights are downloaded to the cache; returns notes on that.
     """
     name = recipe.model.init
+    notes: tuple[str, ...] = ()
     if name is None and not recipe.model.trainable:
-        return
+        return ()
     model = build_meta_model(recipe, num_classes)
     if name is not None:
-        path = _file(find_weights(name, log=log))
+        found = find_weights(name, log=log)
+        path, notes = _file(found), found.notes
         _check_report(recipe, compare_weights(model, read_weights(path, num_classes=num_classes)), path)
     if patterns := _trained_patterns(model, recipe):
         freeze_except(model, patterns)
+    return notes
 
 
 def init_weights(
@@ -104,7 +107,7 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
     tensors = read_weights(path, num_classes=num_classes)
     report = load_weights(network.model, tensors, strict=False, source=str(path))
     _check_report(recipe, report, path)
-    notes = [*found.notes, f"weights from {name}: {report}"]
+    notes = [f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:
         notes.append(f"initialized from the seed: {first_few(new)}")
