@@ -26,6 +26,8 @@ from reconv.models.replace_layers import replace_layers
 
 PACKAGES = ("timm", "torchvision")
 _ORIGIN = "reconv_origin"
+_HALF = "[0.5,0.5,0.5]"
+_COLOR = f"--set data.preprocess.channels=3 --set data.preprocess.mean={_HALF} --set data.preprocess.std={_HALF}"
 # Options with which a package would download weights, or read them from a file.
 _WEIGHTS_OPTIONS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone", "checkpoint_path")
 
@@ -155,7 +157,7 @@ def _create_on(device: torch.device, origin: ExternalModel, seed: int) -> nn.Mod
             raise UsageError(
                 f"{origin.where} cannot be built with {dict(options)}",
                 why=str(error),
-                then="--set data.preprocess.channels=3" if "in_chan" in str(error) else "",
+                then=_COLOR if "in_chan" in str(error) else "",
             ) from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"{origin.where} returns a {type(model).__name__}, not a torch.nn.Module")

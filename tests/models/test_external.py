@@ -239,6 +239,7 @@ def test_rows_of_a_sample_are_normalized_and_dropped_with_it() -> None:
     means = torch.stack([x[:2].flatten(0, 1).mean(0), x[2:].flatten(0, 1).mean(0)])
     torch.testing.assert_close(model.norm.running_mean, 0.1 * means.mean(0))
     assert {0.0, 2.0} == {*kept[0].unique().tolist()} == {*kept[1].unique().tolist()}
+    assert all(len(mask.view(4, 5, 3)[0].unique(dim=0)) > 1 for mask in kept), "rows of a sample are dropped alike"
     # The second half alone, as its own micro-batch, has the same masks.
     rows = torch.arange(2, 4)
     layers.set_micro_batch(Batch({"images": rows}, rows, (2,)), 1)
