@@ -5,9 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.custom_code import provide
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
@@ -61,9 +63,24 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
         return function(args, *more)
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
+    provide(args.objects)  # here too, for an evaluation of the run that comes after it
+    _check_picklable(args.objects)
     check_num_devices(devices, args.device, resolve_recipe(args).recipe)
     check_out_is_free(args.out, args.resume)
     return launch(devices, function, args, *more)
+
+
+def _check_picklable(objects: Mapping[str, Any]) -> None:
+    """Refuse objects from Python that cannot be sent to other processes."""
+    for name, value in objects.items():
+        try:
+            ForkingPickler.dumps(value)
+        except Exception as error:  # whatever the object's own methods raise
+            raise UsageError(
+                f"{name} cannot be sent to other processes",
+                why=str(error),
+                then="define it at the top level of a module or a script, or train with one device",
+            ) from error
 
 
 def resolve_recipe(args: RunArgs) -> Resolved:

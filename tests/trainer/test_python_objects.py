@@ -80,6 +80,12 @@ def test_a_class_in_a_function_cannot_be_imported_and_is_passed_again() -> None:
     assert weights(run).keys() == weights(Path("other")).keys()
 
 
+def test_objects_that_cannot_be_pickled_are_refused_with_several_devices() -> None:
+    with pytest.raises(UsageError, match="cannot be sent to other processes"):
+        train("run", loss=lambda logits, targets: logits.sum(dim=1), devices=2)
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
