@@ -87,7 +87,10 @@ def test_a_balanced_sampler_reaches_any_step_and_shuffles_by_seed() -> None:
     for step in (39, 0, 8, 9):
         assert np.array_equal(BalancedSampler(targets, 64, True, 3).indices(step), stream[step])
     assert not np.array_equal(stream[0], BalancedSampler(targets, 64, True, 4).indices(0))
-    counts = np.bincount(targets[np.concatenate(stream)])
+    drawn = np.concatenate(stream)
+    of_second_class = drawn[targets[drawn] == 1].reshape(-1)[: 3 * 40].reshape(3, 40)
+    assert len({tuple(cycle) for cycle in of_second_class.tolist()}) == 3, "each cycle has its own shuffle"
+    counts = np.bincount(targets[drawn])
     assert counts.max() - counts.min() <= 1
     assert walked.epoch_of(walked.positions(8)).tolist() == [1] * 64  # an epoch has 543 // 64 steps
 

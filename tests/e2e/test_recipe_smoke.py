@@ -49,6 +49,7 @@ def shrink(recipe: Recipe) -> list[Override]:
         "data.num_classes": 10,
         "data.preprocess.size": SIDE,
         "data.preprocess.resize": None,
+        "augment.size": None,
         "batch.size": 4,
         "batch.group": group,
         "length": "2step",
