@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,14 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
 
 def compare_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> LoadReport:
     """Compare named tensors with a model, without loading them."""
-    return _compare(model.state_dict(), _rename_for(model, tensors))
+    return _compare(model, model.state_dict(), _rename_for(model, tensors))
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> LoadReport:
     """Copy tensors into a model in place; strict: all names and shapes must match, else at least one."""
     tensors = _rename_for(model, tensors)
     state = model.state_dict()
-    report = _compare(state, tensors)
+    report = _compare(model, state, tensors)
     if strict and not report.is_exact:
         advice = "use the recipe and the number of classes they were trained with, or fine-tune them with --init"
         raise _mismatch(report, source, advice)
@@ -118,10 +119,11 @@ def _mismatch(report: LoadReport, source: str, then: str) -> CheckpointError:
     return CheckpointError("the weights do not match the model", where=source, why=str(report), then=then)
 
 
-def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> LoadReport:
+def _compare(model: nn.Module, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> LoadReport:
     both = [name for name in state if name in tensors]
-    head = list(state)[-1].rpartition(".")[0] if state else ""
-    body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
+    last_layer = list(state)[-1].rpartition(".")[0] if state else ""
+    head = getattr(model, "head_patterns", ()) or (f"{last_layer}.*",)
+    body = [name for name in state if not any(fnmatchcase(name, p) for p in head) and not _is_counter(name)]
     num_loaded = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
     return LoadReport(
         is_mostly_new=2 * num_loaded < len(body),

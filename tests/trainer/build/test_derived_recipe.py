@@ -175,6 +175,17 @@ def test_a_detector_trains_on_a_few_images_with_anchors_from_their_boxes(tmp_pat
     assert (recipe.batch.size, recipe.detection.max_gt_boxes) == (4, 8)
     assert recipe.detection.anchors.scales[0] > 0.2, "the boxes are large"
     assert recipe.model.options["extra_norms"] is True
+    backbone = build_model("resnet18", depths=[1, 1, 1, 1], width=8)
+    torch.save(backbone.state_dict(), tmp_path / "backbone.pth")
+    more = [
+        ("length", "2step", "test"),
+        ("model.init", tmp_path / "backbone.pth", "--init"),
+        ("evaluate.every", "off", ""),
+    ]
+    more += [("model.options.backbone", "resnet18", "test"), ("model.freeze_until", "1step", "test")]
+    tuned = reconv.train("finetune-detection", data=data, out=tmp_path / "tuned", overrides=[*overrides, *more])
+    assert tuned.exit_code == 0, "layers after the backbone are new, and the backbone is not"
+    assert UNFROZEN in notes_of(tuned.folder)
 
 
 def invoke(*args: str) -> str:
