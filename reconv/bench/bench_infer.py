@@ -149,7 +149,7 @@ def _utilization(
 
 
 def _open(
-    target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode
+    target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode = False
 ) -> tuple[Recipe, Network, Device]:
     """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
     if Path(target).is_dir():
