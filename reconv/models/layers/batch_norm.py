@@ -174,9 +174,9 @@ class LayerState:
         for norm in self._norms:
             norm.groups = batch.groups
         if self._random_layers:
-            batch_keys = sample_keys(batch.positions, step)
+            batch_keys, shared_key = sample_keys(batch.positions, step), sample_keys(batch.positions[:1] * 0 - 1, step)
             for layer in self._random_layers:
-                layer.sample_keys, layer.groups = batch_keys, batch.groups
+                layer.sample_keys, layer.shared_key, layer.groups = batch_keys, shared_key, batch.groups
 
     def discard(self) -> None:
         """Drop the statistics of an unfinished step."""
@@ -190,7 +190,7 @@ class LayerState:
         for norm in self._norms:
             norm.groups = None
         for layer in self._random_layers:
-            layer.sample_keys, layer.groups = None, ()
+            layer.sample_keys, layer.shared_key, layer.groups = None, None, ()
         if self._pending:
             self._update_running_stats(ok)
         self._pending = []

@@ -68,6 +68,7 @@ class KeyedRandomLayer(nn.Module):
         self.rate = rate
         self.key = 0  # of (seed, layer name)
         self.sample_keys: Tensor | None = None  # one key per sample of the micro-batch
+        self.shared_key: Tensor | None = None  # one key [1] of the step, for rows that belong to no sample
         self.groups: tuple[int, ...] = ()
 
     def extra_repr(self) -> str:
@@ -78,8 +79,8 @@ class KeyedRandomLayer(nn.Module):
         if keys is None:
             return torch.rand(x.shape[0], num_elements, device=x.device)
         num_rows, remainder = divmod(x.shape[0], keys.shape[0])
-        if remainder:
-            raise ValueError(f"a dropout got {x.shape[0]} rows for {keys.shape[0]} samples, which is not a multiple")
+        if remainder and self.shared_key is not None:  # such as a table of relative positions
+            return uniform_per_sample(self.shared_key, self.key, x.shape[0] * num_elements).view(x.shape[0], -1)
         return uniform_per_sample(keys, self.key, num_rows * num_elements).view(x.shape[0], num_elements)
 
 
