@@ -88,7 +88,7 @@ class Values:
 
     @property
     def steps_per_epoch(self) -> int:
-        samples, batch = self["data.epoch_samples"] or self.data.num_train, self["batch.size"]
+        samples, batch = int(self["data.epoch_samples"] or self.data.num_train), int(self["batch.size"])
         return max(1, samples // batch if self["data.drop_last"] else math.ceil(samples / batch))
 
     @property
