@@ -1,7 +1,12 @@
-"""The HTML document and the blocks that sections are made of. Its policy forbids network requests."""
+"""The HTML document and the blocks that sections are made of.
+
+Its Content-Security-Policy forbids network requests and all scripts but its own, which it names by hash.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -9,7 +14,7 @@ from importlib import resources
 from reconv.report.markup import Html, el, join
 
 _POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; "
     "base-uri 'none'; form-action 'none'"
 )
 _BADGES = {
@@ -35,11 +40,13 @@ class LivePage:
 
 def document(title: str, *body: Html, live: LivePage | None = None) -> str:
     """A whole HTML document, self-contained."""
+    script = _asset("page.js")
+    policy = _POLICY.format(scripts=f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'")
     head = el(
         "head",
         None,
         el("meta", {"charset": "utf-8"}),
-        el("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        el("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
         el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
         el("meta", {"name": "color-scheme", "content": "light dark"}),
         el("meta", {"name": "generator", "content": "Reconv"}),
@@ -47,9 +54,9 @@ def document(title: str, *body: Html, live: LivePage | None = None) -> str:
         el("title", None, title),
         el("style", None, _asset("page.css")),
     )
-    script = el("script", None, _asset("page.js"))
     timing = {} if live is None else _timing(live)
-    return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, el('body', timing, *body, script))}\n"
+    content = el("body", timing, *body, el("script", None, script))
+    return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, content)}\n"
 
 
 def _timing(live: LivePage) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import itertools
 import json
@@ -126,6 +127,10 @@ def test_the_page_has_no_links_and_forbids_the_network(tmp_path: Path) -> None:
     assert len(policies) == 1
     assert policies[0] is not None
     assert policies[0].startswith("default-src 'none'; img-src data:;")
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts]
+    assert f"; script-src {hashes[0]};" in policies[0]
+    assert len(hashes) == 1
     links = [v for _, attributes in tags.elements for k, v in attributes.items() if k in ("src", "href")]
     assert len(links) == 45
     assert all(link is not None and link.startswith("data:") for link in links)

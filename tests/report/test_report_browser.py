@@ -231,6 +231,19 @@ def test_the_content_security_policy_blocks_requests(browser: Browser, report: P
     visit.page.close()
 
 
+def test_only_the_scripts_of_the_page_run(browser: Browser, report: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    foreign = '<script>window.wasRun = true</script><p onclick="window.wasRun = true">click</p></main>'
+    page.write_text(report.read_text().replace("</main>", foreign))
+    visit = Visit(browser, page)
+    visit.page.get_by_text("click", exact=True).click()
+    assert not visit.page.evaluate("window.wasRun")
+    assert sum("Content Security Policy" in error for error in visit.errors) == 2
+    visit.page.locator("figure.chart").first.locator(":scope > svg").hover()
+    assert visit.page.locator("figure.chart .tip").first.is_visible()
+    visit.page.close()
+
+
 def test_the_comparison_renders(browser: Browser, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "quickstart" / str(n), seed=n, lr=0.1 * n) for n in (1, 2, 3)]
     path = tmp_path / "comparison.html"
