@@ -1,22 +1,35 @@
 """Finds what RUN on the command line is: a run directory, a directory of runs, a checkpoint or a weights file.
 
-A checkpoint is fully verified before it is returned.
+A checkpoint is fully verified before it is returned. One inside a run must be the run's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from reconv.checkpoint import manifest
+from reconv.checkpoint.best_checkpoint import best_in_state, read_best
+from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.run_dir import RunDir, runs_in
-from reconv.checkpoint.store import SUFFIX, CheckpointStore, is_checkpoint_name
+from reconv.checkpoint.store import (
+    NUM_TRIES,
+    SUFFIX,
+    CheckpointStore,
+    check_place,
+    is_checkpoint_name,
+    open_store,
+)
 from reconv.errors import CheckpointError, UsageError
 
 MODEL = f"model{SUFFIX}"
 EMA = f"ema{SUFFIX}"
+
+Which = Literal["newest", "best"] | int
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class LocatedWeights:
     weights: Path  # of the model; its EMA is in `ema`
     skipped: tuple[tuple[Path, str], ...] = ()  # newer checkpoints that are damaged, and why
     name: str = ""  # of published weights, as in torchvision:resnet50
+    which: Which = "newest"  # how it was chosen among the checkpoints of the run
+    notes: tuple[str, ...] = ()  # for the log
 
     @property
     def ema(self) -> Path | None:
@@ -37,7 +52,7 @@ class LocatedWeights:
         return path if path is not None and path.is_file() else None
 
 
-def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest") -> LocatedWeights:
+def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
     """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run."""
     path = Path(run)
     if is_tensorflow(path):
@@ -52,21 +67,67 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
     if path.is_file():
         return LocatedWeights("weights", _containing_run(path.parent), _containing_checkpoint(path), path)
     if path.is_dir() and ((path / manifest.NAME).is_file() or is_checkpoint_name(path.name)):
-        manifest.verify(path)  # a named checkpoint that is damaged is an error
+        _verify_named(path)  # a named checkpoint that is damaged is an error
         return _checkpoint("checkpoint", _containing_run(path), path)
     folder = find_run(path)
-    store = CheckpointStore(folder.checkpoints)
+    return retry_if_deleted(lambda: _choose(folder, which))
+
+
+def retry_if_deleted(read: Callable[[], T]) -> T:
+    """Call a function that chooses and reads checkpoints, and again if retention deletes one in between."""
+    for _ in range(NUM_TRIES - 1):
+        try:
+            return read()
+        except CheckpointError as error:
+            if Path(error.where).exists():
+                raise
+    return read()
+
+
+def read_located(located: LocatedWeights, read: Callable[[LocatedWeights], T]) -> T:
+    """Read a located checkpoint; if retention has deleted it, that which its run has now."""
+    for _ in range(NUM_TRIES - 1):
+        try:
+            return read(located)
+        except CheckpointError:
+            if located.kind != "run" or located.run is None or located.weights.exists():
+                raise
+            located = locate(located.run.path, which=located.which)
+    return read(located)
+
+
+def _choose(folder: RunDir, which: Which) -> LocatedWeights:
+    """The newest, the best or a given checkpoint of a run."""
+    if not folder.checkpoints.is_dir():
+        raise _no_checkpoint(folder, ())
+    store = open_store(folder)
+    if isinstance(which, int):
+        return _checkpoint("run", folder, _verified(store, which), which=which)
+    newest = store.newest()
+    if newest.path is None:
+        raise _no_checkpoint(folder, newest.skipped)
     if which == "newest":
-        newest = store.newest()
-        if newest.path is None:
-            raise _no_checkpoint(folder, newest.skipped)
         return _checkpoint("run", folder, newest.path, newest.skipped)
-    chosen = store.path(_best_step(folder) if which == "best" else which)
-    if not chosen.is_dir():
+    step, notes = _best_step(folder, store, newest.path)
+    return _checkpoint("run", folder, _verified(store, step), newest.skipped, which, notes)
+
+
+def _verified(store: CheckpointStore, step: int) -> Path:
+    path = store.path(step)
+    if not path.is_dir():
         steps = ", ".join(str(step) for step in store.steps()) or "none"
-        raise CheckpointError("no such checkpoint", where=str(chosen), why=f"the run has steps: {steps}")
-    manifest.verify(chosen)
-    return _checkpoint("run", folder, chosen)
+        raise CheckpointError("no such checkpoint", where=str(path), why=f"the run has steps: {steps}")
+    store.verify(path)
+    return path
+
+
+def _verify_named(path: Path) -> None:
+    """Verify a checkpoint directory that was named; one inside a run must be the run's own."""
+    run = _containing_run(path)
+    if run is not None:
+        open_store(run).verify(path)
+    else:
+        check_place(path, manifest.verify(path), None)
 
 
 def find_run(run: str | Path) -> RunDir:
@@ -104,10 +165,12 @@ def _checkpoint(
     run: RunDir | None,
     path: Path,
     skipped: tuple[tuple[Path, str], ...] = (),
+    which: Which = "newest",
+    notes: tuple[str, ...] = (),
 ) -> LocatedWeights:
     if not (path / MODEL).is_file():
         raise CheckpointError(f"the checkpoint has no {MODEL}", where=str(path), then="use another checkpoint")
-    return LocatedWeights(kind, run, path, path / MODEL, skipped)
+    return LocatedWeights(kind, run, path, path / MODEL, skipped, which=which, notes=notes)
 
 
 def _containing_checkpoint(path: Path) -> Path | None:
@@ -115,7 +178,7 @@ def _containing_checkpoint(path: Path) -> Path | None:
     folder = path.absolute().parent
     if path.name not in (MODEL, EMA) or not (folder / manifest.NAME).is_file():
         return None
-    manifest.verify(folder)
+    _verify_named(folder)
     return folder
 
 
@@ -126,16 +189,26 @@ def _containing_run(path: Path) -> RunDir | None:
     return run if run.recipe.is_file() else None
 
 
-def _best_step(folder: RunDir) -> int:
-    best = folder.read_best()
+def _best_step(folder: RunDir, store: CheckpointStore, newest: Path) -> tuple[int, tuple[str, ...]]:
+    """The step of the best evaluation that the newest checkpoint records, and a note if `best.json` says otherwise."""
+    state = store.read_state(newest)
+    check_state(state, newest)
+    best = best_in_state(state)
     if best is None:
         raise CheckpointError(
             "the run has no best checkpoint yet",
-            where=str(folder.best),
+            where=str(newest),
             why="no checkpoint was saved after an evaluation yet",
             then="use its newest checkpoint instead",
         )
-    return best.step
+    try:
+        listed = read_best(folder)
+    except CheckpointError:
+        listed = None
+    if listed == best:
+        return best.step, ()
+    says = "is missing or damaged" if listed is None else f"says step {listed.step:,}"
+    return best.step, (f"{folder.best.name} {says}; the evaluations in {newest.name} say step {best.step:,}",)
 
 
 def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> CheckpointError:

@@ -1,6 +1,6 @@
-"""manifest.json of a checkpoint: sha256 and size of each file, and a digest of the manifest itself.
+"""manifest.json of a checkpoint: whose it is, sha256 and size of each file, and a digest of the manifest itself.
 
-A checkpoint that verifies has, bit for bit, what was saved.
+A checkpoint that verifies has, bit for bit, what was saved: run id, recipe digest and step are covered as well.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reconv import __version__
 from reconv.errors import CheckpointError
 from reconv.io.atomic import FileSystem
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2  # 2: run_id and recipe_digest
 _CHUNK_BYTES = 1 << 20
 
 
@@ -30,10 +31,12 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The step of a checkpoint, and its files."""
+    """The step of a checkpoint, its files, its run and the recipe it was trained with."""
 
     step: int
     files: Mapping[str, FileEntry]
+    run_id: str = ""  # empty: saved outside of a run
+    recipe_digest: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -51,6 +54,8 @@ def render(manifest: Manifest) -> bytes:
     body = {
         "format": FORMAT,
         "step": manifest.step,
+        "run_id": manifest.run_id,
+        "recipe_digest": manifest.recipe_digest,
         "files": {
             name: {"sha256": entry.sha256, "size": entry.num_bytes} for name, entry in sorted(manifest.files.items())
         },
@@ -66,22 +71,22 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
         content = json.loads(text)
         found = content.pop("digest")
         if content["format"] != FORMAT:
-            raise damaged(path, f"has format {content['format']}, but this version reads format {FORMAT}")
+            raise _other_format(path, content["format"])
         if found != _digest(content):
             raise damaged(path, "is damaged: its digest does not match its content")
         entries = {name: FileEntry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
-        step = int(content["step"])
+        manifest = Manifest(int(content["step"]), entries, str(content["run_id"]), str(content["recipe_digest"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
     for name in entries:
         if name != Path(name).name or name in ("", ".", "..", NAME):
             raise damaged(path, f"lists {name!r}, which is not a file in the directory")
-    return Manifest(step, entries)
+    return manifest
 
 
 def digest(folder: Path) -> str:
     """A short hash that identifies this checkpoint, from its manifest."""
-    return hashlib.sha256((folder / NAME).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(_bytes(folder / NAME, FileSystem())).hexdigest()[:16]
 
 
 def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
@@ -140,6 +145,15 @@ def damaged(path: Path, what: str) -> CheckpointError:
         where=str(path),
         why="the disk failed, the save was interrupted, or the file was changed afterwards",
         then="resume from an older checkpoint with --resume, or name one that is valid",
+    )
+
+
+def _other_format(path: Path, found: object) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} has format {found}, but Reconv {__version__} reads format {FORMAT}",
+        where=str(path),
+        why="another version of Reconv wrote this checkpoint; state.json says which",
+        then="use that version; or use its weights alone: --init with the path of its model.safetensors",
     )
 
 

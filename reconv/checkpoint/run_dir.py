@@ -1,4 +1,4 @@
-"""The run directory: the paths of its files, the numbering of runs, the lock, and `best.json`."""
+"""The run directory: the paths of its files, the numbering of runs, the lock, and what a killed process left there."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reconv.checkpoint.manifest import damaged
 from reconv.errors import ResourceError, RunLockedError, UsageError
-from reconv.io.atomic import FileSystem, disk_errors, write_atomic
-
-
-@dataclass(frozen=True, slots=True)
-class BestCheckpoint:
-    """The best evaluation so far that has a checkpoint."""
-
-    step: int
-    metric: str
-    value: float
-    weights: str  # raw or ema
+from reconv.io.atomic import FileSystem, disk_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +59,10 @@ class RunDir:
     def newest_unfinished(cls, root: Path, recipe_name: str) -> RunDir | None:
         """The newest run of a recipe that was started and has not finished."""
         return next((run for run in cls.all(root, recipe_name) if not run.is_finished()), None)
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "run.json"
 
     @property
     def recipe(self) -> Path:
@@ -132,23 +125,6 @@ class RunDir:
     def lock(self) -> RunLock:
         """Lock the run directory for this process; raises `RunLockedError` if another process holds the lock."""
         return RunLock(self.lock_file)
-
-    def read_best(self) -> BestCheckpoint | None:
-        """The best evaluation so far, if any."""
-        try:
-            content = json.loads(self.best.read_bytes())
-            return BestCheckpoint(
-                int(content["step"]), str(content["metric"]), float(content["value"]), str(content["weights"])
-            )
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise damaged(self.best, f"is damaged: {type(error).__name__}: {error}") from error
-
-    def write_best(self, best: BestCheckpoint, files: FileSystem | None = None) -> None:
-        """Write `best.json` atomically."""
-        with disk_errors(self.best, fs=files):
-            write_atomic(self.best, json.dumps(asdict(best)), files)
 
 
 def runs_in(folder: Path) -> list[RunDir]:

@@ -1,7 +1,8 @@
 """The checkpoints of one run: saved atomically, and found newest valid first.
 
 From the first completed save on, at every moment and after every crash, at least one valid checkpoint can be found.
-Only the process that holds the run's lock may save or delete; reading needs no lock.
+Only the process that holds the run's lock may save or delete; reading needs no lock, and starts over if a checkpoint is
+deleted meanwhile. A checkpoint of another run, recipe or step than its place says is never used and never deleted.
 
 Names: `step-N` is a checkpoint; `.tmp-step-N-PID` one being written; `.old-step-N-PID` one being replaced by a new
 save of the same step, valid until the new one is complete; `.trash-step-N-PID` one being deleted.
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
+from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.weights_metadata import with_header
 from reconv.errors import CheckpointError
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
@@ -34,6 +37,7 @@ _STEP = re.compile(r"step-(\d{9,})")
 _HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
 _PART = re.compile(r"[a-z][a-z0-9_]*")
 _HEADROOM_BYTES = 1 << 20  # for headers, state.json and the manifest
+NUM_TRIES = 5  # of a reader whose checkpoint is deleted by retention meanwhile
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
@@ -63,6 +67,10 @@ class LoadedCheckpoint:
     state: dict[str, Any]
 
 
+class MisplacedCheckpointError(CheckpointError):
+    """A checkpoint that is not what its place says: of another run, another recipe or another step."""
+
+
 def folder_name(step: int) -> str:
     """The name of a step's checkpoint directory."""
     return f"step-{step:09d}"
@@ -73,12 +81,18 @@ def is_checkpoint_name(name: str) -> bool:
     return _STEP.fullmatch(name) is not None
 
 
-class CheckpointStore:
-    """The checkpoints of one run directory."""
+def open_store(run: RunDir, files: FileSystem | None = None) -> CheckpointStore:
+    """The checkpoints of a run, which are used only if they are its own."""
+    return CheckpointStore(run.checkpoints, files, read_identity(run))
 
-    def __init__(self, folder: Path, files: FileSystem | None = None) -> None:
+
+class CheckpointStore:
+    """The checkpoints of one run directory; without an identity, of any run."""
+
+    def __init__(self, folder: Path, files: FileSystem | None = None, identity: RunIdentity | None = None) -> None:
         self.folder = folder
         self.files = files or FileSystem()
+        self.identity = identity
 
     def save(
         self, step: int, parts: Parts, state: Mapping[str, Any], headers: Mapping[str, Mapping[str, str]] | None = None
@@ -105,20 +119,45 @@ class CheckpointStore:
         return SavedCheckpoint(final, manifest.num_bytes)
 
     def newest(self) -> NewestCheckpoint:
-        """The newest checkpoint that passes the full check, and why newer ones do not."""
-        skipped: list[tuple[Path, str]] = []
-        for _, path in self._candidates():
-            try:
-                manifests.verify(path, self.files)
-            except CheckpointError as error:
-                skipped.append((path, error.what))
+        """The newest checkpoint that passes the full check, and which newer ones are damaged.
+
+        Raises `MisplacedCheckpointError` if the newest one is another run's.
+        """
+        for _ in range(NUM_TRIES):
+            skipped: list[tuple[Path, str]] = []
+            for _, path in self._candidates():
+                try:
+                    self.verify(path)
+                except MisplacedCheckpointError:
+                    raise
+                except CheckpointError as error:
+                    if not path.exists():
+                        break  # retention has deleted it since the folder was listed: list it again
+                    skipped.append((path, error.what))
+                else:
+                    return NewestCheckpoint(path, tuple(skipped))
             else:
-                return NewestCheckpoint(path, tuple(skipped))
+                break
         return NewestCheckpoint(None, tuple(skipped))
+
+    def verify(self, path: Path, *, full: bool = True) -> Manifest:
+        """Check a checkpoint directory, and that it belongs here; raises `CheckpointError`.
+
+        `full` reads every byte; otherwise only names and sizes are checked.
+        """
+        manifest = (manifests.verify if full else manifests.verify_sizes)(path, self.files)
+        check_place(path, manifest, self.identity)
+        return manifest
 
     def load(self, path: Path) -> LoadedCheckpoint:
         """Read a checkpoint directory, checking every byte; raises `CheckpointError`."""
-        return load(path, self.files)
+        loaded, manifest = _load(path, self.files)
+        check_place(path, manifest, self.identity)
+        return loaded
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """The content of `state.json`, checked."""
+        return _read_state(path, manifests.read(path, self.files), self.files)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint directory, ascending, unchecked."""
@@ -144,7 +183,8 @@ class CheckpointStore:
                     num_last += 1
                     kept.add(step)
             # A damaged one newer than the verified one stays: it may be readable again, and is overwritten soon.
-            deleted = [step for step in self.steps() if step not in kept and verified is not None and step < verified]
+            older = [step for step in self.steps() if step not in kept and verified is not None and step < verified]
+            deleted = [step for step in older if not self._is_misplaced(self.path(step))]
             self._delete([self.path(step) for step in deleted])
         return deleted
 
@@ -187,12 +227,20 @@ class CheckpointStore:
         return self.folder / f".{kind}-{folder_name(step)}-{os.getpid()}"
 
     def _is_valid(self, path: Path, *, full: bool) -> bool:
-        check = manifests.verify if full else manifests.verify_sizes
         try:
-            check(path, self.files)
+            self.verify(path, full=full)
         except CheckpointError:
             return False
         return True
+
+    def _is_misplaced(self, path: Path) -> bool:
+        try:
+            check_place(path, manifests.read(path, self.files), self.identity)
+        except MisplacedCheckpointError:
+            return True
+        except CheckpointError:
+            return False
+        return False
 
     def _check_space(self, parts: Parts) -> None:
         tensors = (tensor for part in parts.values() for tensor in part.values())
@@ -216,10 +264,12 @@ class CheckpointStore:
             data = encode(tensors, headers.get(part))
             write_synced(folder / f"{part}{SUFFIX}", data, self.files)
             entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
-        text = json.dumps(dict(state), indent=1).encode()
+        run_id, digest = ("", "") if self.identity is None else (self.identity.run_id, self.identity.recipe_digest)
+        owner = {"run_id": run_id, "recipe_digest": digest} if run_id else {}
+        text = json.dumps({**state, **owner}, indent=1).encode()
         write_synced(folder / STATE, text, self.files)
         entries[STATE] = manifests.entry_of(text)
-        manifest = Manifest(step, entries)
+        manifest = Manifest(step, entries, run_id, digest)
         write_synced(folder / manifests.NAME, manifests.render(manifest), self.files)
         self.files.fsync_dir(folder)
         return manifest
@@ -245,21 +295,74 @@ class CheckpointStore:
             self.files.rmtree(hidden)
 
 
-def load(path: Path, files: FileSystem | None = None) -> LoadedCheckpoint:
-    """Read a checkpoint directory, checking every byte; raises `CheckpointError`."""
-    files = files or FileSystem()
+def _load(path: Path, files: FileSystem) -> tuple[LoadedCheckpoint, Manifest]:
     manifest = manifests.verify_sizes(path, files)
-    if STATE not in manifest.files:
-        raise manifests.damaged(path / STATE, f"is not listed in {manifests.NAME}")
-    state: dict[str, Any] = {}
+    state = _read_state(path, manifest, files)
     parts: dict[str, dict[str, Tensor]] = {}
     for name, entry in manifest.files.items():
-        data = manifests.read_verified(path / name, entry, files)
         if name == STATE:
-            state = json.loads(data)
-        elif name.endswith(SUFFIX):
-            parts[name.removesuffix(SUFFIX)] = safetensors.torch.load(data)
-    return LoadedCheckpoint(manifest.step, parts, state)
+            continue
+        data = manifests.read_verified(path / name, entry, files)
+        if name.endswith(SUFFIX):
+            try:
+                parts[name.removesuffix(SUFFIX)] = safetensors.torch.load(data)
+            except Exception as error:  # a header that is no JSON, or of a dtype that torch does not have
+                raise malformed(path / name, f"{type(error).__name__}: {error}") from error
+    return LoadedCheckpoint(manifest.step, parts, state), manifest
+
+
+def _read_state(path: Path, manifest: Manifest, files: FileSystem) -> dict[str, Any]:
+    if STATE not in manifest.files:
+        raise manifests.damaged(path / STATE, f"is not listed in {manifests.NAME}")
+    data = manifests.read_verified(path / STATE, manifest.files[STATE], files)
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise malformed(path / STATE, f"not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise malformed(path / STATE, f"a {type(state).__name__} instead of an object")
+    for name, expected in (("step", manifest.step), ("run_id", manifest.run_id)):
+        if state.get(name, expected) != expected:
+            raise malformed(path / STATE, f"{name} is {str(state[name])[:40]}, and {expected} in {manifests.NAME}")
+    return state
+
+
+def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) -> None:
+    """Raise `MisplacedCheckpointError` unless a checkpoint is of the step and the run that its place says."""
+    match = _STEP.fullmatch(path.name)
+    if match is not None and int(match[1]) != manifest.step:
+        raise MisplacedCheckpointError(
+            f"{path.name} is the checkpoint of step {manifest.step:,}",
+            where=str(path),
+            why="the directory was renamed or replaced; it is not used under another step",
+            then=f"rename it back: mv '{path}' '{path.with_name(folder_name(manifest.step))}'",
+        )
+    if identity is None:
+        return
+    if manifest.run_id != identity.run_id:
+        raise MisplacedCheckpointError(
+            f"{path.name} is a checkpoint of another run",
+            where=str(path),
+            why=f"its run id is {manifest.run_id or 'empty'}, and that of this run is {identity.run_id}",
+            then="move it out of this run; there it can be evaluated, or be what a new run starts from with --init",
+        )
+    if manifest.recipe_digest not in identity.recipe_digests:
+        raise MisplacedCheckpointError(
+            f"{path.name} was trained with another recipe",
+            where=str(path),
+            why="settings that determine the result differ from those of this run; state.json has its recipe",
+            then="move it out of this run; there it can be evaluated, or be what a new run starts from with --init",
+        )
+
+
+def malformed(path: Path, why: str) -> CheckpointError:
+    """The error for a file whose checksum is right and whose content cannot be."""
+    return CheckpointError(
+        f"{path.name} of {path.parent.name} is malformed",
+        where=str(path),
+        why=f"{why}; its checksum is right, so another program or version wrote it",
+        then="move this checkpoint away and use an older one",
+    )
 
 
 def encode(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> bytes:

@@ -144,10 +144,12 @@ def _evaluate_all(
         path = store.path(step)
         try:
             checkpoint, digest = locate(path), manifest_digest(path)
+            saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
         except CheckpointError as error:
-            log(f"skipped {path.name}, which cannot be used: {error.what}")
+            is_deleted = not path.exists()  # by retention, if the run is still training
+            reason = "was deleted meanwhile" if is_deleted else f"cannot be used: {error.what}"
+            log(f"skipped {path.name}, which {reason}")
             continue
-        saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
         args = replace(args, trust_code=True)  # asked once: the checkpoints of a run have one recipe
         classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint, saved.display_names)
         dataset = open_eval_set(saved.recipe, classes, args.data, args.split)

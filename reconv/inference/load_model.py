@@ -14,11 +14,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from torch import Tensor
 
+from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.download_weights import download_weights, is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import load_weights, read_weights
-from reconv.checkpoint.locate import EMA, LocatedWeights, locate
-from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.locate import EMA, LocatedWeights, locate, read_located
+from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.custom_code import TrustCode, add_folders, provide, require_trust
 from reconv.data.readers.imagenet.imagenet_classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
@@ -100,6 +101,16 @@ def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
         ) from error
 
 
+def _load_checkpoint(located: LocatedWeights) -> tuple[LocatedWeights, LoadedCheckpoint]:
+    """A checkpoint in memory, and where it was: another one than at first if retention has deleted that."""
+    assert located.checkpoint is not None
+    loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
+    check_state(loaded.state, located.checkpoint)
+    if "model" not in loaded.parts:
+        raise CheckpointError("the checkpoint has no weights", where=str(located.checkpoint), then="use another one")
+    return located, loaded
+
+
 def read_saved_model(
     located: LocatedWeights, *, weights: str, recipe: str | None, trust_code: TrustCode = False, model: Any = None
 ) -> SavedModel:
@@ -110,7 +121,8 @@ def read_saved_model(
     """
     if located.checkpoint is None:
         return _read_weights_file(located.weights, recipe, trust_code, model, located.name)
-    loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
+    located, loaded = read_located(located, _load_checkpoint)
+    assert located.checkpoint is not None
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
     _allow_code(saved_recipe, trust_code, located.checkpoint, model)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
@@ -125,7 +137,7 @@ def read_saved_model(
         tensors=tensors,
         path=located.checkpoint,
         weights=chosen,
-        step=int(loaded.state["step"]),
+        step=loaded.step,
         class_ids=tuple(loaded.state.get("class_ids", ())),
         data_fingerprint=loaded.state.get("data_fingerprint", {}),
         display_names=tuple(loaded.state.get("display_names", with_imagenet_names(loaded.state["class_names"]))),

@@ -373,8 +373,10 @@ def load(
 
 
 def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
-    """The checkpoint or weights file that `run` stands for; logs the damaged checkpoints that were skipped."""
+    """The checkpoint or weights file that `run` stands for; logs why it is not the one that one may expect."""
     located = find_weights(run, "best" if best else "newest", log).located
+    for note in located.notes:
+        log(note)
     for path, reason in located.skipped:
         log(f"skipped {path.name}, which cannot be used: {reason}")
     return located

@@ -121,6 +121,10 @@ class PrecisionPolicy:
                 why=f"{self.mode} saves {sorted(expected)}, but the checkpoint holds {sorted(state)}",
             )
         for name, tensor in expected.items():
+            if tensor.shape != state[name].shape:
+                raise CheckpointError(
+                    f"the saved {name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+                )
             tensor.copy_(state[name])
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reconv.checkpoint import manifest
 from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights, uniform_weights
-from reconv.checkpoint.locate import EMA, MODEL, find_run
+from reconv.checkpoint.locate import EMA, MODEL, find_run, retry_if_deleted
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore, encode
+from reconv.checkpoint.store import CheckpointStore, encode, open_store
 from reconv.checkpoint.weights_metadata import read_metadata, to_header
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
@@ -63,16 +62,21 @@ def average(
     Checkpoints that were deleted during the run are missing from the average; the result's warning says so.
     """
     folder = find_run(run)
-    store = CheckpointStore(folder.checkpoints)
-    duration = _duration(last)
-    steps, num_deleted = _chosen_steps(folder, store, duration)
+    duration, part = _duration(last), EMA if weights == "ema" else MODEL
     target = folder.averaged if out is None else Path(out)
-    result = _write(store, steps, target, kind, decay, EMA if weights == "ema" else MODEL)
+
+    def choose_and_write() -> tuple[AveragedWeights, int]:
+        store = open_store(folder)
+        steps, num_deleted = _chosen_steps(folder, store, duration)
+        return _write(store, steps, target, kind, decay, part), num_deleted
+
+    result, num_deleted = retry_if_deleted(choose_and_write)
     if not num_deleted:
         return result
-    total, kept = len(steps) + num_deleted, load(str(folder.recipe)).recipe.save.keep_last
+    num_averaged, kept = len(result.steps), load(str(folder.recipe)).recipe.save.keep_last
+    total = num_averaged + num_deleted
     warning = (
-        f"the average has only {len(steps)} of the {total} checkpoints that save.every wrote in the last {duration}; "
+        f"the average has only {num_averaged} of the {total} checkpoints that save.every wrote in the last {duration}; "
         f"the others were deleted, since save.keep_last is {kept}; to keep them, train with "
         f"--set save.keep_last={total} or --set checkpoint_average.last={duration}"
     )
@@ -89,9 +93,10 @@ class CheckpointAveraging(TrainerCallback):
         run, window, step = self.run, self.run.plan.average, trainer.counters.step
         if window is None:
             return
-        store, config = CheckpointStore(run.run_dir.checkpoints), run.recipe.checkpoint_average
+        config = run.recipe.checkpoint_average
 
         def write() -> AveragedWeights:
+            store = open_store(run.run_dir)
             steps = [saved for saved in store.steps() if window.holds(saved, step)]
             return _write(store, steps, run.run_dir.averaged, config.mode, config.decay, MODEL)
 
@@ -112,7 +117,7 @@ def _write(
         raise UsageError(f"unknown average {kind!r}", then="use mean or exponential")
     folders = [store.path(step) for step in steps]
     for folder in folders:
-        manifest.verify(folder)
+        store.verify(folder)
     factors = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
     tensors = average_checkpoints([folder / part for folder in folders], factors)
     with disk_errors(target):

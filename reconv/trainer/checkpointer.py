@@ -15,8 +15,8 @@ from torch import Tensor
 
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.run_dir import BestCheckpoint
-from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
+from reconv.checkpoint.best_checkpoint import BestCheckpoint, best_evaluation, write_best
+from reconv.checkpoint.store import SavedCheckpoint, open_store
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -48,7 +48,7 @@ class Checkpointer:
         self._bad_samples = bad_samples
         self._micro_batch_size = micro_batch_size
         self._writer = writer
-        self._store = CheckpointStore(run.run_dir.checkpoints)
+        self._store = run.process_group.on_rank0(lambda: open_store(run.run_dir))
         self._metadata = checkpoint_metadata(run, train_state)
         self._last_save_s = time.monotonic()
         self._time_to_save = False
@@ -97,6 +97,11 @@ class Checkpointer:
         """Wait for the background save."""
         self._writer.wait()
 
+    def complete_last_save(self, counters: Counters) -> None:
+        """Do what follows a save: `best.json` and retention. A kill may have come between; the history has it all."""
+        if self._run.process_group.is_rank0 and self._run.plan.save is not None and counters.step == self.saved_step:
+            self._after_save(counters.step, self._best(counters))
+
     def _save(self, counters: Counters, reason: str) -> None:
         self._writer.wait()
         start_s = time.perf_counter()
@@ -109,7 +114,7 @@ class Checkpointer:
             "micro_groups": self._micro_batch_size.max_groups,
             "bad_images": self._bad_samples.state(counters.step),
         }
-        step, best = counters.step, counters.best(self._state.task.metric, self._state.monitored_weights)
+        step, best = counters.step, self._best(counters)
         tensors = snapshot(self._state.state_dict(), self._run.device)
         copy_s = time.perf_counter() - start_s
 
@@ -134,16 +139,20 @@ class Checkpointer:
         step: int,
         tensors: Mapping[str, Mapping[str, Tensor]],
         metadata: Mapping[str, Any],
-        best: tuple[int, float] | None,
+        best: BestCheckpoint | None,
     ) -> SavedCheckpoint:
         saved = self._store.save(step, tensors, metadata, weights_headers(metadata, self._run.recipe, step))
-        if best is not None:
-            metric, weights = self._state.task.metric, self._state.monitored_weights
-            self._run.run_dir.write_best(BestCheckpoint(best[0], metric, best[1], weights))
-        config = self._run.recipe.save
-        keep_best = best[0] if best is not None and config.keep_best else None
-        self._store.prune(config.keep_last, keep_best, self._steps_to_keep(step))
+        self._after_save(step, best)
         return saved
+
+    def _after_save(self, step: int, best: BestCheckpoint | None) -> None:
+        config = self._run.recipe.save
+        write_best(self._run.run_dir, best)
+        keep_best = best.step if best is not None and config.keep_best else None
+        self._store.prune(config.keep_last, keep_best, self._steps_to_keep(step))
+
+    def _best(self, counters: Counters) -> BestCheckpoint | None:
+        return best_evaluation(counters.history, self._state.task.metric, self._state.monitored_weights)
 
     def _steps_to_keep(self, step: int) -> list[int]:
         """The steps that are never deleted: those the recipe names, and those to be averaged at the end."""
@@ -179,7 +188,8 @@ def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, 
     """What a checkpoint stores besides tensors and counters: enough for inference without its run directory."""
     plan, datasets = run.plan, run.datasets
     return {
-        "format": 1,
+        "format": 2,
+        "monitored": {"metric": train_state.task.metric, "weights": train_state.monitored_weights},
         "recipe": run.recipe.model_dump(mode="json"),
         "class_names": list(datasets.train.class_names),
         **({"display_names": list(datasets.names)} if datasets.names != tuple(datasets.train.class_names) else {}),

@@ -27,11 +27,6 @@ class Counters:
     skipped: int = 0  # steps that were not finite
     callbacks: dict[str, Any] = field(default_factory=dict)  # the state of the user's callbacks, by name
 
-    def best(self, metric: str, weights: str) -> tuple[int, float] | None:
-        """The step and value of the best evaluation so far, the earliest one of equals."""
-        scored = [(h["metrics"][metric], -h["step"]) for h in self.history if h["weights"] == weights]
-        return (-max(scored)[1], max(scored)[0]) if scored else None
-
     def values(self, metric: str, weights: str) -> list[float]:
         """A metric at each evaluation of some weights, in order."""
         return [h["metrics"][metric] for h in self.history if h["weights"] == weights]

@@ -16,14 +16,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
+from reconv.checkpoint.run_identity import read_identity
+from reconv.checkpoint.store import LoadedCheckpoint, open_store
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
 from reconv.io.atomic import write_atomic
+from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
 from reconv.logging.formatting import resume_command
 from reconv.recipe.adapt import show
 from reconv.recipe.loader import differences, load, may_change
+from reconv.recipe.recipe_digest import recipe_digest
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
@@ -63,6 +67,15 @@ class RestorePoint:
     @property
     def is_resumed(self) -> bool:
         return self.loaded is not None
+
+    def check_step(self, total_steps: int) -> None:
+        """Raise if the checkpoint is from after the end of the run."""
+        if self.step > total_steps:
+            raise CheckpointError(
+                f"the newest checkpoint is of step {self.step:,}, but the run has {total_steps:,} steps",
+                why="its checksums are right, so another program or version wrote it",
+                then="move this checkpoint away and use an older one",
+            )
 
 
 def find_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
@@ -149,6 +162,7 @@ def _record_final_error(
 
 def check_same_run(run_dir: RunDir, recipe: Recipe, command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer."""
+    check_recipe_unchanged(run_dir)
     old = load(str(run_dir.recipe)).recipe
     notes: list[str] = []
     refused: list[str] = []
@@ -196,12 +210,25 @@ def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
     return shlex.join(words)
 
 
+def check_recipe_unchanged(run_dir: RunDir) -> None:
+    """Raise if `recipe.yaml` of a run was edited in fields that determine the result."""
+    if recipe_digest(run_dir.recipe.read_text(encoding="utf-8")) not in read_identity(run_dir).recipe_digests:
+        raise RecipeError(
+            "recipe.yaml was changed since the run was started, in fields that determine the result",
+            where=str(run_dir.recipe),
+            why="the checkpoints of this run were trained with other settings",
+            then="undo the change (state.json of a checkpoint has the recipe), or train it as a new run: "
+            f"reconv train '{run_dir.recipe}' --out DIR",
+        )
+
+
 def _is_longer(old: Recipe, new: Recipe) -> bool:
     return old.length.unit == new.length.unit and new.length.value > old.length.value
 
 
-def find_restore_point(store: CheckpointStore) -> RestorePoint:
-    """Load the newest intact checkpoint; damaged ones are skipped with a note."""
+def find_restore_point(run_dir: RunDir) -> RestorePoint:
+    """Load the newest intact checkpoint of a run; damaged ones are skipped with a note."""
+    store = open_store(run_dir)
     newest = store.newest()
     notes = tuple(
         f"checkpoint {path.name} is damaged ({reason}): using an older one" for path, reason in newest.skipped
@@ -214,5 +241,24 @@ def find_restore_point(store: CheckpointStore) -> RestorePoint:
                 where=str(path),
                 then="start a new run without --resume; nothing was deleted",
             )
-        return RestorePoint(None, ("the run has no checkpoint yet: starting from step 0",))
-    return RestorePoint(store.load(newest.path), notes)
+        return RestorePoint(None, (_no_checkpoint_note(run_dir),))
+    loaded = store.load(newest.path)
+    check_state(loaded.state, newest.path)
+    return RestorePoint(loaded, notes)
+
+
+def _no_checkpoint_note(run_dir: RunDir) -> str:
+    """The note for a run that was ended before its first checkpoint; raises if its checkpoints are gone."""
+    events = read_events(run_dir.events)
+    saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
+    if saved:
+        raise CheckpointError(
+            "the checkpoints of this run are gone",
+            where=str(run_dir.checkpoints),
+            why=f"events.jsonl says that {len(saved)} were saved, the last one at step {saved[-1]:,}: they were "
+            "deleted or moved, or a disk is not mounted",
+            then="put them back; or start again at step 0 with a new run, without --resume",
+        )
+    done = max((event.step for event in events if isinstance(event, TrainProgress)), default=0)
+    lost = f" ({done:,} steps are lost)" if done else ""
+    return f"the run has no checkpoint yet{lost}: starting from step 0"

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from reconv.batch import Batch
+from reconv.checkpoint.best_checkpoint import best_evaluation
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import ExitCode, PreemptedError, ReconvError
@@ -71,6 +72,7 @@ class Trainer:
     def _fit(self) -> None:
         for callback in self.callbacks:
             callback.on_fit_start(self)
+        self.checkpointer.complete_last_save(self.counters)
         self._run_missed_evaluation()
         for micro_batches in self._batches():
             self._train_step(micro_batches)
@@ -90,6 +92,7 @@ class Trainer:
             self.logger.info(f"stopped early: {self.stop_reason}", self.counters.step)
         with self.clock.paused():
             self.checkpointer.wait()
+        self.checkpointer.complete_last_save(self.counters)
         for callback in self.callbacks:
             callback.on_fit_end(self)
 
@@ -129,15 +132,15 @@ class Trainer:
         if not self._evaluation_is_due():
             return False
         step, evaluator, history = self.counters.step, self.evaluator, self.counters.history
-        before = self.counters.best(evaluator.metric, evaluator.monitored_weights)
+        before = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
         try:
             with self.clock.paused(), self._phase("evaluating"):
                 results = evaluator.evaluate(step, lambda: self.stop_signal.requested)
         except EvaluationStopped:  # it runs again after the resume
             return False
         history += [{"step": step, "weights": result.weights, "metrics": dict(result.metrics)} for result in results]
-        after = self.counters.best(evaluator.metric, evaluator.monitored_weights)
-        improved = after is not None and (before is None or after[1] > before[1])
+        after = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
+        improved = after is not None and (before is None or after.value > before.value)
         for result in results:
             self.logger.log(replace(result, best=improved and result.weights == evaluator.monitored_weights))
         for callback in self.callbacks:

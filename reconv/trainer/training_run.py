@@ -24,7 +24,8 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.run_identity import RunIdentity, read_identity, write_identity
+from reconv.checkpoint.store import folder_name
 from reconv.custom_code import code_errors, provide
 from reconv.data.decode.native import choose_decoder, native_support
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -50,6 +51,7 @@ from reconv.precision import check_precision
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
+from reconv.recipe.recipe_digest import recipe_digest
 from reconv.recipe.resolved import fit_to_data
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
@@ -170,6 +172,7 @@ def prepare_run(
         )
         facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
         plan = make_plan(recipe, facts, resolved.lines)
+        restore_point.check_step(plan.total_steps)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
@@ -209,7 +212,7 @@ def _open_existing(
     )
     if existing is None or existing.is_finished:
         return existing, RestorePoint(), notes
-    restore_point = process_group.on_rank0(lambda: find_restore_point(CheckpointStore(existing.run_dir.checkpoints)))
+    restore_point = process_group.on_rank0(lambda: find_restore_point(existing.run_dir))
     if restore_point.is_resumed and restore_point.state["data_fingerprint"] != datasets.fingerprint():
         raise RecipeError(
             "the data has changed since the run was started",
@@ -416,7 +419,8 @@ class TrainingRun(PreparedRun):
         """Load the checkpoint into the train state; returns the counters to continue with."""
         if self.restore_point.loaded is None:
             return Counters()
-        train_state.load_state_dict(self.restore_point.loaded.parts, source=str(self.run_dir.checkpoints))
+        source = self.run_dir.checkpoints / folder_name(self.restore_point.step)
+        train_state.load_state_dict(self.restore_point.loaded.parts, source=str(source))
         state = self.restore_point.state
         return Counters(state["step"], list(state["history"]), state["skipped"], state.get("callbacks", {}))
 
@@ -501,7 +505,11 @@ def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
     else:
         launch_env = run.process_group.launch_env
         run_dir = create_run_dir(run.recipe, out=args.out, runs=args.runs, stack=stack, launch_env=launch_env)
-    write_atomic(run_dir.recipe, dump(run.recipe))
+    text = dump(run.recipe)
+    digest = recipe_digest(text)
+    identity = RunIdentity.new(digest) if run.existing is None else read_identity(run_dir).with_recipe(digest)
+    write_identity(run_dir, identity)  # first, so that a recipe never lacks its digest
+    write_atomic(run_dir.recipe, text)
     run_dir.summary.unlink(missing_ok=True)  # that of an earlier attempt
     return run_dir
 

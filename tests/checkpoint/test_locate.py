@@ -5,21 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
+from checkpoint_examples import save, start_run
 
+from reconv.checkpoint.best_checkpoint import BestCheckpoint, write_best
 from reconv.checkpoint.locate import find_run, locate
-from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
-from reconv.checkpoint.store import CheckpointStore
+from reconv.checkpoint.run_dir import RunDir
 from reconv.errors import CheckpointError, ExitCode
-
-
-def start_run(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunDir:
-    run = RunDir.create(root, name)
-    run.recipe.write_text("name: quickstart\n")
-    for step in steps:
-        tensors = {"w": torch.full((2,), float(step))}
-        CheckpointStore(run.checkpoints).save(step, {"model": tensors, "ema": tensors}, {})
-    return run
 
 
 def test_a_run_directory_resolves_to_its_newest_valid_checkpoint(tmp_path: Path) -> None:
@@ -39,8 +30,10 @@ def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
     run = start_run(tmp_path, steps=(10, 20))
     with pytest.raises(CheckpointError, match="no best checkpoint yet"):
         locate(run.path, which="best")
-    run.write_best(BestCheckpoint(10, "top1", 0.9, "raw"))
-    assert locate(run.path, which="best").checkpoint == run.checkpoints / "step-000000010"
+    save(run, 20, {10: 0.9, 20: 0.8})
+    write_best(run, BestCheckpoint(10, "top1", 0.9, "raw"))
+    found = locate(run.path, which="best")
+    assert found.checkpoint == run.checkpoints / "step-000000010" and found.notes == ()
     assert locate(run.path, which=20).checkpoint == run.checkpoints / "step-000000020"
     with pytest.raises(CheckpointError, match=r"(?s)no such checkpoint.*the run has steps: 10, 20"):
         locate(run.path, which=15)

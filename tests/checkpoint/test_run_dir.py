@@ -1,4 +1,4 @@
-"""Run directories: numbering, the lock, and best.json."""
+"""Run directories: numbering and the lock."""
 
 from __future__ import annotations
 
@@ -9,21 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
+from checkpoint_examples import start_run
 
-from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
-from reconv.checkpoint.store import CheckpointStore
-from reconv.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UsageError
+from reconv.checkpoint.run_dir import RunDir
+from reconv.errors import ExitCode, ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import FileSystem
-
-
-def start_run(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunDir:
-    run = RunDir.create(root, name)
-    run.recipe.write_text("name: quickstart\n")
-    for step in steps:
-        tensors = {"w": torch.full((2,), float(step))}
-        CheckpointStore(run.checkpoints).save(step, {"model": tensors, "ema": tensors}, {})
-    return run
 
 
 def finish(run: RunDir, **summary: object) -> None:
@@ -120,15 +110,3 @@ def test_a_lock_file_of_a_dead_process_is_ignored(tmp_path: Path) -> None:
     run.lock_file.write_text('{"pid": 1, "host": "elsewhere", "padding": "' + "x" * 100 + '"}')
     with run.lock():
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
-
-
-def test_best_is_read_back_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    assert run.read_best() is None
-    for best in (BestCheckpoint(10, "top1", 0.1 + 0.2, "raw"), BestCheckpoint(20, "top1", 0.5, "ema")):
-        run.write_best(best)
-        assert run.read_best() == best
-    assert os.listdir(tmp_path) == ["best.json"]
-    run.best.write_text('{"step": 3')
-    with pytest.raises(CheckpointError, match=r"best\.json is damaged"):
-        run.read_best()

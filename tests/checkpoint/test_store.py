@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reconv import __version__
 from reconv.checkpoint import manifest
 from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint, encode
 from reconv.errors import CheckpointError, ExitCode
@@ -106,7 +107,7 @@ def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
 
 
 def test_state_is_loaded_with_exact_numbers(tmp_path: Path) -> None:
-    state = {"step": 2**60 + 1, "best": 0.1 + 0.2, "nested": {"list": [1, None, True, "ü"]}, "worst": float("-inf")}
+    state = {"count": 2**60 + 1, "best": 0.1 + 0.2, "nested": {"list": [1, None, True, "ü"]}, "worst": float("-inf")}
     saved = CheckpointStore(tmp_path).save(7, {"model": {"w": torch.ones(1)}}, state)
     loaded = CheckpointStore(tmp_path).load(saved.path)
     assert loaded.state == state
@@ -209,8 +210,8 @@ def test_a_manifest_cannot_point_outside_its_directory(tmp_path: Path) -> None:
 def test_another_format_version_is_an_error(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     path = store.path(20) / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
-    assert "has format 2, but this version reads format 1" in store.newest().skipped[0][1]
+    path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 1'))
+    assert f"has format 1, but Reconv {__version__} reads format 2" in store.newest().skipped[0][1]
 
 
 def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from reconv.checkpoint.download_weights import is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import LoadReport, compare_weights, first_few, load_weights, read_weights
+from reconv.checkpoint.locate import LocatedWeights, read_located
 from reconv.errors import CheckpointError
 from reconv.inference.load_model import FoundWeights, find_weights
 from reconv.models.frozen import TrainedParameters, freeze_except, head_patterns
@@ -40,7 +41,7 @@ def check_weights_readable(recipe: Recipe) -> None:
     check_weights_exist(recipe)
     name = recipe.model.init
     if name is not None and not is_remote(name):
-        read_weights(_file(find_weights(name)))
+        _read(find_weights(name))
 
 
 def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> tuple[str, ...]:
@@ -55,8 +56,9 @@ def check_init(recipe: Recipe, num_classes: int, log: Callable[[str], None]) -> 
     model = build_meta_model(recipe, num_classes)
     if name is not None:
         found = find_weights(name, log=log)
-        path, notes = _file(found), found.notes
-        _check_report(recipe, compare_weights(model, read_weights(path, num_classes=num_classes)), path)
+        notes = found.notes
+        path, tensors = _read(found, num_classes)
+        _check_report(recipe, compare_weights(model, tensors), path)
     if patterns := _trained_patterns(model, recipe):
         freeze_except(model, patterns)
     return notes
@@ -96,15 +98,19 @@ def _check_report(recipe: Recipe, report: LoadReport, path: Path) -> None:
         )
 
 
-def _file(found: FoundWeights) -> Path:
-    """The EMA weights if there are some."""
-    return found.located.ema or found.located.weights
+def _read(found: FoundWeights, num_classes: int | None = None) -> tuple[Path, dict[str, Tensor]]:
+    """The path and the tensors of the EMA weights if there are some, else of the weights."""
+
+    def read(located: LocatedWeights) -> tuple[Path, dict[str, Tensor]]:
+        path = located.ema or located.weights
+        return path, read_weights(path, num_classes=num_classes)
+
+    return read_located(found.located, read)
 
 
 def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Callable[[str], None]) -> list[str]:
     found = find_weights(name, log=log)
-    path = _file(found)
-    tensors = read_weights(path, num_classes=num_classes)
+    path, tensors = _read(found, num_classes)
     report = load_weights(network.model, tensors, strict=False, source=str(path))
     _check_report(recipe, report, path)
     notes = [f"weights from {name}: {report}"]

@@ -17,6 +17,7 @@ from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
+from reconv.errors import CheckpointError
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
 from reconv.models.frozen import FrozenBackbone
@@ -89,6 +90,17 @@ class TrainState:
 
     def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
         """Load the tensors of a checkpoint; `source` names it in errors."""
+        try:
+            self._load_parts(parts, source)
+        except CheckpointError as error:
+            error.where = error.where or source
+            error.then = error.then or "move this checkpoint away and use an older one"
+            raise
+
+    def _load_parts(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
+        needed = ("model", "optimizer") if self.ema is None else ("model", "ema", "optimizer")
+        if missing := [name for name in needed if name not in parts]:
+            raise CheckpointError(f"the checkpoint has no {' and no '.join(missing)}", where=source)
         load_weights(self.network.model, parts["model"], strict=True, source=source)
         if self.ema is not None:
             self.ema.load_state_dict(parts["ema"])

@@ -1,0 +1,77 @@
+"""`run.json`: which run a directory belongs to, and with which recipes it was trained.
+
+Every checkpoint has both in its manifest, so that one of another run or recipe is not mistaken for the run's own.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from reconv import __version__
+from reconv.errors import CheckpointError
+from reconv.io.atomic import FileSystem, disk_errors, write_atomic
+
+if TYPE_CHECKING:
+    from reconv.checkpoint.run_dir import RunDir
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """A random id, and the digests of all recipes of the run; it gets another one when its length is extended."""
+
+    run_id: str
+    recipe_digests: tuple[str, ...]  # the current one is the last
+
+    @classmethod
+    def new(cls, recipe_digest: str) -> RunIdentity:
+        """The identity of a new run."""
+        return cls(secrets.token_hex(16), (recipe_digest,))
+
+    def with_recipe(self, recipe_digest: str) -> RunIdentity:
+        """The same run, from now on with this recipe."""
+        others = tuple(digest for digest in self.recipe_digests if digest != recipe_digest)
+        return replace(self, recipe_digests=(*others, recipe_digest))
+
+    @property
+    def recipe_digest(self) -> str:
+        return self.recipe_digests[-1]
+
+
+def read_identity(run: RunDir) -> RunIdentity:
+    """The content of `run.json`; raises `CheckpointError` if there is none."""
+    try:
+        content = json.loads(run.identity.read_bytes())
+        if content["format"] != FORMAT:
+            raise _unusable(run, f"it has format {content['format']}, and Reconv {__version__} reads format {FORMAT}")
+        run_id, digests = content["run_id"], content["recipe_digests"]
+        if not (isinstance(run_id, str) and run_id and digests and all(isinstance(d, str) for d in digests)):
+            raise TypeError("run_id or recipe_digests is not a text")
+        return RunIdentity(run_id, tuple(digests))
+    except FileNotFoundError as error:
+        why = f"it was deleted, or the run was started by a version of Reconv that wrote none; this is {__version__}"
+        raise _unusable(run, why) from error
+    except OSError as error:
+        raise _unusable(run, error.strerror or str(error)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unusable(run, f"it is damaged: {type(error).__name__}: {error}") from error
+
+
+def write_identity(run: RunDir, identity: RunIdentity, files: FileSystem | None = None) -> None:
+    """Write `run.json` atomically."""
+    content = {"format": FORMAT, "run_id": identity.run_id, "recipe_digests": list(identity.recipe_digests)}
+    with disk_errors(run.identity, fs=files):
+        write_atomic(run.identity, json.dumps(content, indent=1) + "\n", files)
+
+
+def _unusable(run: RunDir, why: str) -> CheckpointError:
+    return CheckpointError(
+        "run.json cannot be used, so it is not known which checkpoints belong to this run",
+        where=str(run.identity),
+        why=why,
+        then="put the file back; or copy a checkpoint directory out of the run, and use that one by its path",
+    )
