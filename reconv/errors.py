@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     RUN_LOCKED = 8  # another process is using the run directory
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
-    TERMINATED = 143  # SIGTERM before a checkpoint was saved
+    TERMINATED = 143  # SIGTERM or another stop signal, and no checkpoint was saved
 
 
 class ReconvError(Exception):

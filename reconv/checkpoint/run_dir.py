@@ -90,6 +90,11 @@ class RunDir:
         return self.path / "averaged.safetensors"
 
     @property
+    def alive(self) -> Path:
+        """Its modification time is that of the last progress of training."""
+        return self.path / "alive"
+
+    @property
     def images(self) -> Path:
         return self.path / "images"
 

@@ -29,6 +29,7 @@ from reconv.cli.report import report
 from reconv.cli.resume_command import resume
 from reconv.cli.train import train
 from reconv.errors import ExitCode, ReconvError
+from reconv.io.stop_signals import ignore_stop_signals
 
 __all__ = ["main"]
 
@@ -79,6 +80,8 @@ def _run(args: list[str]) -> int:
         error.show()
         return error.exit_code
     except ReconvError as error:
+        if error.code == ExitCode.PREEMPTED:
+            ignore_stop_signals()  # of a scheduler that sends several: the exit code is decided
         if error.code == ExitCode.PREEMPTED and not error.is_reported:
             _print(str(error), color="yellow")  # a checkpoint was saved: not an error
         elif not error.is_reported:
@@ -150,5 +153,5 @@ def _print_error(text: str, debug: bool) -> None:
 
 def _print(text: str, *, color: str | None = None, bold: bool = False) -> None:
     """Print to stderr; a closed stderr is ignored."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: the stream was closed
         click.secho(text, fg=color, bold=bold, err=True)

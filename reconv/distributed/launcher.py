@@ -26,6 +26,7 @@ from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
 from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
 from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
+from reconv.io.stop_signals import handled_stop_signals
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -113,7 +114,7 @@ def _run_rank(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
 
 
 def forward_signals_during(start: Callable[[], None]) -> list[int]:
-    """Run the launcher in a thread, so that it does not handle signals, and forward SIGTERM and SIGINT to the ranks.
+    """Run the launcher in a thread, so that it does not handle signals, and forward stop signals to the ranks.
 
     A rank that is asked to stop saves a checkpoint and exits. Returns the signals that came.
     """
@@ -126,22 +127,23 @@ def forward_signals_during(start: Callable[[], None]) -> list[int]:
 
     launcher = threading.Thread(target=start, name="reconv-launcher")
     is_main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
+    previous = {number: signal.signal(number, on_signal) for number in handled_stop_signals() if is_main}
     try:
         launcher.start()
         while launcher.is_alive():
             launcher.join(_POLL_S)
             if received:  # repeatedly: processes may have been started since
-                _terminate_children(signaled)
+                _signal_children(received[0], signaled)
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed by Python
     return received
 
 
-def _terminate_children(signaled: set[int]) -> None:
-    """Send SIGTERM, once, to each process; a terminal's SIGINT reaches all of them by itself."""
+def _signal_children(number: int, signaled: set[int]) -> None:
+    """Forward a signal, once, to each process; as SIGTERM if it is a SIGINT, which reaches all of them by itself."""
+    number = signal.SIGTERM if number == signal.SIGINT else number
     for child in multiprocessing.active_children():
         if child.pid is not None and child.pid not in signaled:
             signaled.add(child.pid)
-            os.kill(child.pid, signal.SIGTERM)
+            os.kill(child.pid, number)

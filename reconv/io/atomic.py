@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _CHUNK_BYTES = 8 << 20
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NOT_A_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 _OTHER_FOLDER = "choose another folder with --out DIR"
 
 
@@ -94,8 +96,30 @@ def write_atomic(path: Path, content: bytes | str, fs: FileSystem | None = None)
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     fs = fs or FileSystem()
+    try:
+        _write_renamed(path, data, fs)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise
+        _write_renamed(path, data, fs)  # another process took the temporary file for one of a killed process
+
+
+def _write_renamed(path: Path, data: bytes, fs: FileSystem) -> None:
     with _renamed_on_success(path, None, fs) as temporary:
         write_synced(temporary, data, fs)
+
+
+def remove_temporaries(folder: Path, fs: FileSystem | None = None) -> list[str]:
+    """Delete the temporary files that killed processes have left in a folder, and return their names.
+
+    A process that is still writing one writes it again.
+    """
+    fs = fs or FileSystem()
+    names = [name for name in fs.listdir(folder) if _TEMPORARY.fullmatch(name)]
+    for name in names:
+        with suppress(FileNotFoundError):
+            fs.remove(folder / name)
+    return names
 
 
 @contextmanager

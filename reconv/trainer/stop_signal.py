@@ -1,6 +1,8 @@
-"""Stopping a run by signal: SIGTERM and Ctrl-C set a flag that the training loop checks between steps.
+"""Stopping a run by signal: stop signals set a flag that the training loop checks between steps.
 
-A second Ctrl-C interrupts at once. The previous handlers are restored at the end.
+The first signal decides the message. A second Ctrl-C interrupts at once, without a checkpoint; further signals of other
+kinds change nothing, so that a scheduler that sends several does not end the save. The previous handlers are restored
+at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
+
+from reconv.io.stop_signals import handled_stop_signals
 
 
 class StopSignal:
@@ -33,13 +37,13 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handled_stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed by Python
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

@@ -17,12 +17,14 @@ from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import ExitCode, PreemptedError, ReconvError
 from reconv.inference.evaluate import EvaluationStopped
+from reconv.io.stop_signals import signal_name
 from reconv.logging.clock import RunClock
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_after import StopAfter
@@ -58,6 +60,7 @@ class Trainer:
     callbacks: Sequence[TrainerCallback]
     counters: Counters
     stop_after: StopAfter = field(default_factory=StopAfter)
+    liveness: LivenessFile = field(default_factory=LivenessFile)
     stop_reason: str = field(default="")  # set by a callback to end the run early
     is_paused: bool = False  # by stop_after: the run is not finished
 
@@ -119,6 +122,7 @@ class Trainer:
             callback.on_step_end(self, step, result, micro_batches)
         self.progress.add(result)
         self.clock.count_step(self.plan.global_batch)
+        self.liveness.touch()
         self.counters.step = step + 1
         self.checkpointer.poll()
 
@@ -135,7 +139,7 @@ class Trainer:
         before = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
         try:
             with self.clock.paused(), self._phase("evaluating"):
-                results = evaluator.evaluate(step, lambda: self.stop_signal.requested)
+                results = evaluator.evaluate(step, self._stop_requested)
         except EvaluationStopped:  # it runs again after the resume
             return False
         history += [{"step": step, "weights": result.weights, "metrics": dict(result.metrics)} for result in results]
@@ -172,14 +176,20 @@ class Trainer:
                 callback.on_save_start(self)
             self.checkpointer.save(self.counters, reason)
 
+    def _stop_requested(self) -> bool:
+        """Asked after every batch of an evaluation."""
+        self.liveness.touch()
+        return self.stop_signal.requested
+
     def _exit_if_requested(self) -> None:
         """Exit if any rank has received a stop signal; ranks may receive it at different steps."""
-        flags = [self.stop_signal.requested, self.checkpointer.is_time_to_save(), self.stop_after.time_is_up()]
-        stop_requested, save_due, time_is_up = self.process_group.all_reduce_max(flags)
+        number = self.stop_signal.signal_number or 0
+        flags = [number, self.checkpointer.is_time_to_save(), self.stop_after.time_is_up()]
+        signum, save_due, time_is_up = self.process_group.all_reduce_max(flags)
         self.checkpointer.set_time_to_save(bool(save_due))
         is_last = self.counters.step == self.plan.total_steps
-        if self._evaluation_is_due() or (stop_requested and not is_last):
-            self._exit()
+        if self._evaluation_is_due() or (signum and not is_last):
+            self._exit(number or signum)
         self.is_paused = not is_last and bool(time_is_up or self.stop_after.is_reached(self.counters.step))
 
     def _pause(self) -> None:
@@ -189,9 +199,9 @@ class Trainer:
         with self.clock.paused():
             self.checkpointer.wait()
 
-    def _exit(self) -> None:
-        """Save a checkpoint, unless this step has one, and end the run."""
-        signum = self.stop_signal.signal_number or signal.SIGTERM
+    def _exit(self, signum: int = 0) -> None:
+        """Save a checkpoint, unless this step has one, and end the run; `signum` 0: another rank got the signal."""
+        signum = signum or self.stop_signal.signal_number or signal.SIGTERM
         step = self.counters.step
         if self.plan.save is None:
             raise StoppedWithoutSaveError(signum)
@@ -200,7 +210,7 @@ class Trainer:
         with self.clock.paused():
             self.checkpointer.wait()
         raise PreemptedError(
-            f"stopped by {signal.Signals(signum).name} after step {step} of {self.plan.total_steps}; checkpoint saved",
+            f"stopped by {signal_name(signum)} after step {step} of {self.plan.total_steps}; checkpoint saved",
             then="run the same command with --resume",
         )
 

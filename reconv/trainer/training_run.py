@@ -41,7 +41,7 @@ from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import torch_version_note
 from reconv.errors import ExitCode, PreemptedError, RecipeError, ReconvError, UsageError
-from reconv.io.atomic import write_atomic
+from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
 from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
@@ -71,6 +71,7 @@ from reconv.trainer.custom_callbacks import CustomCallbacks, check_callbacks
 from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.live_report import LiveReport
+from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.micro_batch import choose_micro_batch
 from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
@@ -404,7 +405,9 @@ class TrainingRun(PreparedRun):
             ],
             counters=counters,
             stop_after=self.stop_after,
+            liveness=LivenessFile(self.run_dir.alive if self.process_group.is_rank0 else None),
         )
+        trainer.liveness.touch()
         self.finalizer.trainer = trainer
         return trainer
 
@@ -505,6 +508,7 @@ def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
     else:
         launch_env = run.process_group.launch_env
         run_dir = create_run_dir(run.recipe, out=args.out, runs=args.runs, stack=stack, launch_env=launch_env)
+    remove_temporaries(run_dir.path)  # of an attempt that was killed
     text = dump(run.recipe)
     digest = recipe_digest(text)
     identity = RunIdentity.new(digest) if run.existing is None else read_identity(run_dir).with_recipe(digest)

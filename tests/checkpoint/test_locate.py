@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from checkpoint_examples import save, start_run
 
 from reconv.checkpoint.best_checkpoint import BestCheckpoint, write_best
-from reconv.checkpoint.locate import find_run, locate
+from reconv.checkpoint.load_weights import read_weights
+from reconv.checkpoint.locate import find_run, locate, read_located
 from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.store import CheckpointStore, open_store
 from reconv.errors import CheckpointError, ExitCode
+from reconv.io.atomic import FileSystem
 
 
 def test_a_run_directory_resolves_to_its_newest_valid_checkpoint(tmp_path: Path) -> None:
@@ -86,3 +90,44 @@ def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: py
         assert exc_info.value.code == ExitCode.CHECKPOINT
         assert exc_info.value.then
     assert len(cases) == 5
+
+
+class PruningFileSystem(FileSystem):
+    """Each time a folder is listed, the training saves a newer checkpoint and deletes what was listed, a few times."""
+
+    def __init__(self, run: RunDir, num_times: int) -> None:
+        self.run, self.num_times = run, num_times
+
+    def listdir(self, path: Path) -> list[str]:
+        names = super().listdir(path)
+        if path == self.run.checkpoints and self.num_times > 0:
+            self.num_times -= 1
+            step = max(CheckpointStore(path).steps()) + 10
+            save(self.run, step, {step: 0.5})
+            for name in names:
+                shutil.rmtree(path / name)
+        return names
+
+
+def test_newest_lists_again_when_retention_deletes_what_it_has_listed(tmp_path: Path) -> None:
+    run = start_run(tmp_path, steps=(10,))
+    newest = open_store(run, PruningFileSystem(run, 3)).newest()
+    assert newest.path == run.checkpoints / "step-000000040"
+    assert newest.skipped == ()
+
+
+def test_a_reader_reads_the_newer_checkpoint_when_its_own_is_deleted(tmp_path: Path) -> None:
+    run = start_run(tmp_path)
+    save(run, 10, {10: 0.5})
+    for which in ("newest", "best"):
+        located = locate(run.path, which=which)
+        assert located.checkpoint is not None
+        step = max(open_store(run).steps()) + 10
+        save(run, step, {step: 0.9})
+        shutil.rmtree(located.checkpoint)
+        read = read_located(located, lambda found: (found.checkpoint, read_weights(found.weights)["w"].tolist()))
+        assert read == (open_store(run).path(step), [step, step])
+    named = locate(open_store(run).path(30))
+    shutil.rmtree(named.weights.parent)
+    with pytest.raises(CheckpointError, match="no such weights file"):
+        read_located(named, lambda found: read_weights(found.weights))

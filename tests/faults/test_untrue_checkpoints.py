@@ -85,6 +85,7 @@ def test_a_kill_between_the_last_save_and_best_json_does_not_change_the_best(tmp
     located = locate(run.path, which="best")
     assert located.checkpoint == best and located.notes == ()
     assert open_store(run).steps() == [9]  # the retention that the kill prevented
+    assert [name for name in os.listdir(run.path) if name.startswith(".")] == []
     [result] = reconv.evaluate(run.path, best=True)
     assert result.metrics["top1"] == found.value
 

@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from failing_file_systems import Crash, PowerCutFileSystem, RefusingFileSystem
+from failing_file_systems import Crash, CrashingFileSystem, PowerCutFileSystem, RefusingFileSystem
 
-from reconv.io.atomic import atomic_writer, fsync_dir, write_atomic
+from reconv.io.atomic import FileSystem, atomic_writer, fsync_dir, remove_temporaries, write_atomic
 
 
 def test_after_a_crash_at_any_call_the_file_is_the_old_or_the_new(tmp_path: Path) -> None:
@@ -87,3 +87,33 @@ def test_only_a_file_system_that_cannot_sync_folders_is_tolerated(
     else:
         with pytest.raises(OSError):
             fsync_dir(tmp_path)
+
+
+def test_temporary_files_of_a_crashed_process_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    kept = ["recipe.yaml", ".best.json.tmp", "best.json.0123456789ab.tmp", ".hidden", ".x.0123456789AB.tmp"]
+    for name in kept:
+        (tmp_path / name).touch()
+    with pytest.raises(Crash):
+        write_atomic(tmp_path / "best.json", "{}", CrashingFileSystem(crash_at=3))
+    [left] = remove_temporaries(tmp_path)
+    assert left.startswith(".best.json.")
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_a_writer_whose_temporary_file_is_removed_writes_it_again(tmp_path: Path) -> None:
+    class SweptFileSystem(FileSystem):
+        """Another process starts, and removes temporary files, before the first rename."""
+
+        was_swept = False
+
+        def replace(self, source: Path, target: Path) -> None:
+            if not self.was_swept:
+                self.was_swept = True
+                assert remove_temporaries(tmp_path) == [source.name]
+            super().replace(source, target)
+
+    write_atomic(tmp_path / "report.html", "new", SweptFileSystem())
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert os.listdir(tmp_path) == ["report.html"]
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "missing" / "report.html", "new")

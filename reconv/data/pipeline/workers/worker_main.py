@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,6 +20,7 @@ from reconv.data.pipeline.buffers import BufferField
 from reconv.data.pipeline.sample_pipeline import SamplePipeline
 from reconv.data.pipeline.workers.shared_pickle import picklable_error, unpack
 from reconv.data.stage_timing import timed
+from reconv.io.stop_signals import ignore_stop_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,7 @@ class WorkerLoop:
 def main() -> None:
     """Serve the connection whose descriptor is the last argument."""
     # The parent decides what a signal to the whole process group means: it may need a batch to finish its step.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     connection: Connection = Connection(int(sys.argv[-1]))
     sys.path[:] = connection.recv()
     try:
