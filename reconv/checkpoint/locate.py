@@ -208,7 +208,9 @@ def _best_step(folder: RunDir, store: CheckpointStore, newest: Path) -> tuple[in
     if listed == best:
         return best.step, ()
     says = "is missing or damaged" if listed is None else f"says step {listed.step:,}"
-    return best.step, (f"{folder.best.name} {says}; the evaluations in {newest.name} say step {best.step:,}",)
+    return best.step, (
+        f"{folder.best.name} {says}; the evaluations in {newest.name} say step {best.step:,}, which is used",
+    )
 
 
 def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> CheckpointError:

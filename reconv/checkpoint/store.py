@@ -5,7 +5,8 @@ Only the process that holds the run's lock may save or delete; reading needs no 
 deleted meanwhile. A checkpoint of another run, recipe or step than its place says is never used and never deleted.
 
 Names: `step-N` is a checkpoint; `.tmp-step-N-PID` one being written; `.old-step-N-PID` one being replaced by a new
-save of the same step, valid until the new one is complete; `.trash-step-N-PID` one being deleted.
+save of the same step, valid until the new one is complete; `.trash-step-N-PID` one being deleted;
+`misplaced-step-N-PID` one of another run that was in the way of a save.
 """
 
 from __future__ import annotations
@@ -275,6 +276,8 @@ class CheckpointStore:
         return manifest
 
     def _publish(self, temporary: Path, final: Path, step: int) -> None:
+        if final.exists() and self._is_misplaced(final):
+            self.files.replace(final, final.with_name(f"misplaced-{final.name}-{os.getpid()}"))
         replaced = self._hidden("old", step)
         is_replacing = final.exists()
         if is_replacing:
@@ -328,7 +331,22 @@ def _read_state(path: Path, manifest: Manifest, files: FileSystem) -> dict[str, 
 
 
 def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) -> None:
-    """Raise `MisplacedCheckpointError` unless a checkpoint is of the step and the run that its place says."""
+    """Raise `MisplacedCheckpointError` unless a checkpoint is of the run and the step that its place says."""
+    elsewhere = "move it out of this run; there it can be evaluated, or be what a new run starts from with --init"
+    if identity is not None and manifest.run_id != identity.run_id:
+        raise MisplacedCheckpointError(
+            f"{path.name} is a checkpoint of another run",
+            where=str(path),
+            why=f"its run id is {manifest.run_id or 'empty'}, and that of this run is {identity.run_id}",
+            then=elsewhere,
+        )
+    if identity is not None and manifest.recipe_digest not in identity.recipe_digests:
+        raise MisplacedCheckpointError(
+            f"{path.name} was trained with another recipe",
+            where=str(path),
+            why="settings that determine the result differ from those of this run; state.json has its recipe",
+            then=elsewhere,
+        )
     match = _STEP.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
         raise MisplacedCheckpointError(
@@ -336,22 +354,6 @@ def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) ->
             where=str(path),
             why="the directory was renamed or replaced; it is not used under another step",
             then=f"rename it back: mv '{path}' '{path.with_name(folder_name(manifest.step))}'",
-        )
-    if identity is None:
-        return
-    if manifest.run_id != identity.run_id:
-        raise MisplacedCheckpointError(
-            f"{path.name} is a checkpoint of another run",
-            where=str(path),
-            why=f"its run id is {manifest.run_id or 'empty'}, and that of this run is {identity.run_id}",
-            then="move it out of this run; there it can be evaluated, or be what a new run starts from with --init",
-        )
-    if manifest.recipe_digest not in identity.recipe_digests:
-        raise MisplacedCheckpointError(
-            f"{path.name} was trained with another recipe",
-            where=str(path),
-            why="settings that determine the result differ from those of this run; state.json has its recipe",
-            then="move it out of this run; there it can be evaluated, or be what a new run starts from with --init",
         )
 
 

@@ -5,6 +5,7 @@ Commands import the rest of the package only when they run, so `--help` imports 
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
@@ -81,7 +82,8 @@ def _run(args: list[str]) -> int:
         return error.exit_code
     except ReconvError as error:
         if error.code == ExitCode.PREEMPTED:
-            ignore_stop_signals()  # of a scheduler that sends several: the exit code is decided
+            # A scheduler may send several, and Python takes a while to exit; the code is decided.
+            atexit.register(ignore_stop_signals)
         if error.code == ExitCode.PREEMPTED and not error.is_reported:
             _print(str(error), color="yellow")  # a checkpoint was saved: not an error
         elif not error.is_reported:

@@ -10,21 +10,20 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-INTERVAL_S = 5.0  # at most one system call in so many seconds
-
 
 class LivenessFile:
     """Touched by the training loop after steps and evaluation batches; without a path nothing is touched."""
 
-    def __init__(self, path: Path | None = None, interval_s: float = INTERVAL_S) -> None:
+    interval_s = 5.0  # at most one system call in so many seconds
+
+    def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._interval_s = interval_s
         self._touched_s = float("-inf")
 
     def touch(self) -> None:
         """Set the modification time to now, unless that was done just before."""
         now_s = time.monotonic()
-        if self._path is None or now_s - self._touched_s < self._interval_s:
+        if self._path is None or now_s - self._touched_s < self.interval_s:
             return
         self._touched_s = now_s
         with suppress(OSError):  # of a full disk: the next save reports it

@@ -27,6 +27,7 @@ from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
 from reconv.logging.formatting import resume_command
 from reconv.recipe.adapt import show
 from reconv.recipe.loader import differences, load, may_change
+from reconv.recipe.plan_text import count as plural
 from reconv.recipe.recipe_digest import recipe_digest
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
@@ -255,8 +256,8 @@ def _no_checkpoint_note(run_dir: RunDir) -> str:
         raise CheckpointError(
             "the checkpoints of this run are gone",
             where=str(run_dir.checkpoints),
-            why=f"events.jsonl says that {len(saved)} were saved, the last one at step {saved[-1]:,}: they were "
-            "deleted or moved, or a disk is not mounted",
+            why=f"events.jsonl has {plural(len(saved), 'save')}, the last one at step {saved[-1]:,}: the checkpoints "
+            "were deleted or moved, or a disk is not mounted",
             then="put them back; or start again at step 0 with a new run, without --resume",
         )
     done = max((event.step for event in events if isinstance(event, TrainProgress)), default=0)

@@ -83,6 +83,17 @@ def test_pruning_neither_counts_nor_deletes_a_checkpoint_of_another_run(tmp_path
     assert open_store(run).steps() == [15, 20, 30, 90]
 
 
+def test_saving_moves_a_checkpoint_of_another_run_aside(tmp_path: Path) -> None:
+    run, other = start_run(tmp_path, steps=(10,)), start_run(tmp_path, steps=(20,))
+    foreign = manifest.digest(other.checkpoints / "step-000000020")
+    shutil.copytree(other.checkpoints / "step-000000020", run.checkpoints / "step-000000020")
+    save(run, 20)
+    save(run, 20)
+    assert locate(run.path).checkpoint == run.checkpoints / "step-000000020"
+    [aside] = run.checkpoints.glob("misplaced-*")
+    assert manifest.digest(aside) == foreign and manifest.digest(run.checkpoints / "step-000000020") != foreign
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -106,7 +106,10 @@ def test_a_stopped_rank_is_named_and_terminated() -> None:
     assert "rank 1 is lost" in stderr and "T (stopped)" in stderr and stderr.count("error:") == 1
 
 
-@pytest.mark.parametrize(("number", "target"), [(signal.SIGINT, "all"), (signal.SIGTERM, "launcher")])
+@pytest.mark.parametrize(
+    ("number", "target"),
+    [(signal.SIGINT, "all"), (signal.SIGTERM, "launcher"), (signal.SIGUSR1, "launcher"), (signal.SIGUSR2, "1")],
+)
 def test_an_interrupted_training_saves_and_prints_one_message(number: signal.Signals, target: str) -> None:
     code, stderr = interrupt(number, target)
     assert code == ExitCode.PREEMPTED

@@ -93,7 +93,7 @@ def test_a_kill_between_the_last_save_and_best_json_does_not_change_the_best(tmp
 def test_all_checkpoints_gone_is_an_error_and_not_a_new_start(run: RunDir) -> None:
     shutil.rmtree(run.checkpoints / NEWEST)
     with pytest.raises(
-        CheckpointError, match=r"(?s)checkpoints of this run are gone.*2 were saved.*at step 6"
+        CheckpointError, match=r"(?s)checkpoints of this run are gone.*has 2 saves, the last one at step 6"
     ) as error:
         train(run.path, resume=True)
     assert error.value.code == ExitCode.CHECKPOINT
