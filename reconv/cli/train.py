@@ -58,7 +58,7 @@ from reconv.errors import UsageError
     help="Run N steps, report speed and memory, keep nothing.",
 )
 @click.option("--compile-only", is_flag=True, help="Build and compile the model; train and keep nothing.")
-@click.option("--trust-code", is_flag=True, help="Import the code that the recipe of a teacher's run names.")
+@click.option("--trust-code", is_flag=True, help="Import the code that a teacher's run or the weights of --init name.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(

@@ -265,7 +265,8 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
         for name in ("saturation", "hue"):
             if getattr(augment.color_jitter, name) > 0:
                 text = "needs color images, but data.preprocess.channels is 1"
-                yield Contradiction((f"augment.color_jitter.{name}", "data.preprocess.channels"), text)
+                fields = (f"augment.color_jitter.{name}", "data.preprocess.channels")
+                yield Contradiction(fields, text, (f"--set {fields[0]}=0",))
     yield from _mixing(recipe)
 
 

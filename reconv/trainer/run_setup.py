@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reconv.custom_code import provide
+from reconv.custom_code import is_import_path, provide, require_trust
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
@@ -49,7 +49,9 @@ class RunArgs:
     console: str | None = None
     command: Sequence[str] = ()
     stop_after: str | None = None  # as in 100step or 3h
-    trust_code: bool = False  # of a teacher's recipe; what the run's own recipe names is imported without a question
+    trust_code: bool = (
+        False  # that a teacher or initial weights name; what the recipe names is imported without a question
+    )
     objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
     return_when_interrupted: bool = False  # after Ctrl-C and a save, return the result instead of raising
 
@@ -90,7 +92,10 @@ def resolve_recipe(args: RunArgs) -> Resolved:
     if resolved.recipe.derive:
         resumed = find_run(resolved.recipe, out=args.out, runs=args.runs) if args.resume else None
         values = None if resumed is None else load(str(resumed.recipe)).recipe
+        is_network_derived = resolved.is_open("model.name")
         resolved = load_derived(args.recipe, overrides, values).resolved
+        if is_network_derived:
+            _require_trust_in_network(resolved.recipe, args.trust_code)
     resolved = fit_to_model(resolved, option_names(resolved.recipe.model.name))
     recipe = resolved.recipe
     check_data_is_read(recipe, args.data)
@@ -100,6 +105,13 @@ def resolve_recipe(args: RunArgs) -> Resolved:
     if not args.resume:  # a resumed run no longer needs its initial weights
         check_weights_readable(recipe)
     return replace(resolved, recipe=recipe)
+
+
+def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:
+    """Refuse to import a network that initial weights or the resumed run name, not the user, unless it is trusted."""
+    if is_import_path(recipe.model.name):
+        where = f"the network of {recipe.model.init}"
+        require_trust([("model.name", recipe.model.name)], recipe.code_path, trust_code, where)
 
 
 def check_num_devices(devices: int, device: str, recipe: Recipe) -> None:

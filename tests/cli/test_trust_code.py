@@ -72,3 +72,19 @@ def test_showing_the_recipe_and_the_report_import_nothing(run: Path) -> None:
     assert code("recipes", "show", "run/recipe.yaml") == ExitCode.OK
     assert code("report", "run") == ExitCode.OK
     assert not Path("imported").exists()
+
+
+def test_weights_that_name_their_network_are_trusted_before_it_is_imported(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--set", "data.source=digits", "--init", "run", "--out", "tuned", "--stop-after", "1step")
+    assert code("train", "finetune", *options) == ExitCode.USAGE
+    gray = "--set augment.color_jitter.saturation=0"
+    assert gray in capsys.readouterr().err, "the weights are of gray images: the cure is a line to type"
+    options += tuple(gray.split())
+    assert code("train", "finetune", *options) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert "model.name: nets_p:Net" in error and "--trust-code" in error
+    assert not Path("imported").exists() and not Path("tuned").exists()
+    assert code("train", "finetune", *options, "--trust-code") == ExitCode.OK
+    assert Path("imported").exists()
