@@ -185,7 +185,7 @@ def _freeze(values: Values) -> Iterator[Derivation]:
     total = values.total_steps
     steps = math.floor(total * FREEZE_PERCENT / 100 + 0.5)
     if 0 < steps < total:
-        why = f"the new head first, for {FREEZE_PERCENT}% of {total:,} steps = {steps:,}; then all parameters"
+        why = f"the head first, for {FREEZE_PERCENT}% of {total:,} steps = {steps:,}; then all parameters"
         yield Derivation("model.freeze_until", Duration(FREEZE_PERCENT, "%"), why)
 
 
@@ -207,7 +207,7 @@ def _lr(values: Values) -> Iterator[Derivation]:
 
 def _backbone_lr(values: Values) -> Iterator[Derivation]:
     if values.weights is not None and not values["model.freeze_backbone"]:
-        yield Derivation("optimizer.backbone_lr_scale", BACKBONE_LR, "the backbone is trained already, the head is new")
+        yield Derivation("optimizer.backbone_lr_scale", BACKBONE_LR, "the backbone is trained already")
 
 
 def _warmup(values: Values) -> Iterator[Derivation]:
@@ -249,8 +249,11 @@ def _evaluations(field: str) -> Callable[[Values], Iterator[Derivation]]:
 
 def _class_weights(values: Values) -> Iterator[Derivation]:
     counts = [count for count in values.data.class_counts if count]
-    # Of several labels per image, rare ones are the rule: weights would raise all scores.
-    if values["task"] != "classification" or not counts or max(counts) <= IMBALANCE * min(counts):
+    # Of several labels per image, rare ones are the rule: weights would raise all scores. Other losses have no weights
+    # of samples, and a balanced sampler makes up for rare classes already.
+    is_plain = values["loss.name"] in ("auto", "cross_entropy") and values["distill.teacher"] is None
+    is_weighted = values["task"] == "classification" and is_plain and values["data.sampler"] != "balanced"
+    if not is_weighted or not counts or max(counts) <= IMBALANCE * min(counts):
         return
     ratio = (
         f"largest class {max(counts):,} / smallest {min(counts):,} = {max(counts) / min(counts):.1f}, above {IMBALANCE}"
@@ -377,7 +380,8 @@ RULES: tuple[Rule, ...] = (
         "loss.class_weights",
         _class_weights,
         f"`balanced` if the largest class has more than {IMBALANCE} times the images of the smallest; no weight above "
-        f"{MAX_CLASS_WEIGHT}",
+        f"{MAX_CLASS_WEIGHT}; none with `data.sampler: balanced`, `task: multilabel`, a teacher, `bce` or your own "
+        "loss",
         "none",
     ),
     Rule("data.bad_images", _bad_images, f"`skip up to` {BAD_PERCENT}% of the images, at least one"),

@@ -52,9 +52,10 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
 
 def loss_note(recipe: Recipe) -> str:
     """What the training loss includes and the validation loss does not, so that they are not compared; or nothing."""
-    if recipe.task != "classification":
+    if recipe.task == "detection":
         return ""
     loss, augment = recipe.loss, recipe.augment
+    validation = "binary cross-entropy" if recipe.task == "multilabel" else "cross-entropy"
     parts = {
         "label smoothing": loss.label_smoothing > 0,
         "mixup": augment.mixup.enabled,
@@ -63,9 +64,11 @@ def loss_note(recipe: Recipe) -> str:
         "distillation": recipe.distill.teacher is not None,
     }
     included = [name for name, is_used in parts.items() if is_used]
-    if loss.name not in ("auto", "cross_entropy"):
-        name = "binary cross-entropy" if loss.name == "bce" else loss.name
-        return f"training loss is {name}, validation loss is cross-entropy: they cannot be compared"
+    name = {"auto": validation, "cross_entropy": "cross-entropy", "bce": "binary cross-entropy"}.get(
+        loss.name, loss.name
+    )
+    if name != validation:
+        return f"training loss is {name}, validation loss is {validation}: they cannot be compared"
     if not included:
         return ""
     listed = included[0] if len(included) == 1 else f"{', '.join(included[:-1])} and {included[-1]}"

@@ -116,6 +116,20 @@ def test_class_weights_are_balanced_above_a_ratio_and_limited(counts: tuple[int,
     assert (found["loss.class_weights"].value if expected else found.get("loss.class_weights")) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss__name", "my_pkg.losses:focal"),
+        ("loss__name", "bce"),
+        ("data__sampler", "balanced"),
+        ("distill__teacher", "runs/a/1"),
+    ],
+)
+def test_no_class_weights_where_the_loss_or_the_sampler_leaves_no_place_for_them(name: str, value: str) -> None:
+    resolved, found = derived(DataFacts(600, (500, 100)), **{name: value})
+    assert "loss.class_weights" not in found and resolved.recipe.loss.class_weights == "none"
+
+
 def test_the_images_of_a_run_are_those_its_weights_were_trained_on() -> None:
     preprocess = {"size": 96, "resize": 110, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
     weights = WeightFacts("runs/a/1", "resnet18", {"width": 32}, preprocess)

@@ -515,6 +515,15 @@ def test_the_plan_says_how_often_images_come() -> None:
             {"loss": {"label_smoothing": 0.1}, "augment": {"mixup": {"alpha": 0.2}, "cutmix": {"alpha": 1.0}}},
             "training loss includes label smoothing, mixup and cutmix, validation loss does not",
         ),
+        (
+            {"task": "multilabel", "loss": {"label_smoothing": 0.1}},
+            "training loss includes label smoothing, validation loss does not",
+        ),
+        ({"task": "multilabel", "loss": {"name": "bce"}}, ""),
+        (
+            {"task": "multilabel", "loss": {"name": "my_pkg.losses:focal"}},
+            "training loss is my_pkg.losses:focal, validation loss is binary cross-entropy",
+        ),
         ({"loss": {"name": "bce"}}, "training loss is binary cross-entropy, validation loss is cross-entropy"),
     ],
 )

@@ -185,7 +185,8 @@ def _rows(path: Path, text: str, by_class: bool) -> Iterator[Row]:
                 raise row_error(path, reader.line_num, "row has no file")
             if by_class and not row["label"]:
                 why = "only with task: multilabel may an image have no label"
-                raise row_error(path, reader.line_num, "row has no label", why)
+                then = "correct or remove the line; or --set task=multilabel"
+                raise row_error(path, reader.line_num, "row has no label", why, then)
             yield reader.line_num, row, _split(path, reader.line_num, row)
     except csv.Error as error:
         raise row_error(path, reader.line_num, f"not valid CSV: {error}") from error
@@ -301,7 +302,5 @@ def _names_in(folder: str) -> frozenset[str]:
         raise unreadable(folder, error) from error
 
 
-def row_error(path: Path, line: int, what: str, why: str = "") -> DataError:
-    return DataError(
-        what, where=f"{path}, line {line}", why=why or "the table is damaged", then="correct or remove the line"
-    )
+def row_error(path: Path, line: int, what: str, why: str = "", then: str = "correct or remove the line") -> DataError:
+    return DataError(what, where=f"{path}, line {line}", why=why or "the table is damaged", then=then)

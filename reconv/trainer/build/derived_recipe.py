@@ -68,7 +68,7 @@ def data_facts(recipe: Recipe) -> DataFacts:
     """What the rules need to know of the training set of a recipe."""
     dataset = open_split(recipe, data_path(recipe), "train")
     if len(dataset) == 0:
-        raise DataError("the training set is empty", where=str(data_path(recipe)))
+        raise DataError("the training set is empty", where=str(data_path(recipe) or recipe.data.source))
     if isinstance(dataset, DetectionDataset):
         return _box_facts(dataset)
     return DataFacts(len(dataset), class_counts(dataset), _short_side(dataset, recipe))
