@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, write_text
+from reconv.cli.options import Command, print_note, write_text
 from reconv.errors import CheckpointError
 
 
@@ -40,5 +40,5 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     from reconv.report.html import render
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
-    write_text(target, render(list(runs)))
+    write_text(target, render(list(runs), warn=lambda text: print_note(f"warning: {text}")))
     click.echo(f"wrote {target}")

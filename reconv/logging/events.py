@@ -1,22 +1,35 @@
-"""Typed events of a run, and `events.jsonl`: one JSON object per line, append-only.
+"""Typed events of a run, and `events.jsonl`: one JSON object with a checksum per line, append-only.
 
-A line cut short by a crash is ignored. A step that was logged by two attempts counts as the later one has it.
+A line cut short by a crash is ignored. A line that is damaged, or that this version cannot read, is left out and its
+number kept: reading raises no error. A step that was logged by two attempts counts as the later one has it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
 from reconv.errors import CheckpointError, UsageError
+from reconv.logging.json_lines import (
+    CHECKSUM,
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    Line,
+    add_checksum,
+    encodable,
+    field_readers,
+    is_record,
+    parse_record,
+    read_lines,
+    verify_checksum,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +221,8 @@ _CLASSES: dict[str, type[Event]] = {
         RunEnded,
     )
 }
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_READERS = {kind: field_readers(cls) for kind, cls in _CLASSES.items()}
+_MAX_NUMBERS = 10  # of lines, in a message
 
 
 def encode(event: Event, *, ascii_only: bool = False) -> str:
@@ -219,53 +233,29 @@ def encode(event: Event, *, ascii_only: bool = False) -> str:
     values = {f.name: getattr(event, f.name) for f in fields(event)}
     stamp = values.pop("time_s")
     record = {"kind": event.kind, **({} if stamp is None else {"time_s": stamp}), **values}
-    line = json.dumps(_plain(record), allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+    line = json.dumps(encodable(record), allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
     return line.encode("utf-8", "backslashreplace").decode()
 
 
 def decode(line: str) -> Event | None:
     """The event in a line, or None for a kind that this version does not know."""
-    record = json.loads(line)
-    cls = _CLASSES.get(record["kind"])
+    return _event(parse_record(line.encode()))
+
+
+def _event(record: Mapping[str, Any]) -> Event | None:
+    """The event of a record; raises ValueError where a field is missing or of another type."""
+    kind = record.get("kind")
+    if not isinstance(kind, str):
+        raise ValueError("an event has no kind")
+    cls = _CLASSES.get(kind)
     if cls is None:
         return None
     readers = _READERS[cls.kind]
-    return cls(**{name: readers[name](value) for name, value in record.items() if name in readers})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _number(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def _numbers(value: Any) -> Any:
-    return {key: _number(item) for key, item in value.items()}
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    if hint is float or float in typing.get_args(hint):
-        return _numbers if typing.get_origin(hint) is Mapping else _number
-    return tuple if typing.get_origin(hint) is tuple else _same
-
-
-# For each field of each kind of event, the function from its JSON value to its value.
-_READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    kind: {name: _reader(hint) for name, hint in typing.get_type_hints(cls).items() if name != "kind"}
-    for kind, cls in _CLASSES.items()
-}
+    values = {name: readers[name](value) for name, value in record.items() if name in readers}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 class EventLog:
@@ -279,7 +269,10 @@ class EventLog:
     def write(self, event: Event) -> Event:
         """Append the event with the current time, and return it as written."""
         stamped = event if event.time_s is not None else replace(event, time_s=round(time.time(), 3))
-        line = (encode(stamped) + "\n").encode()
+        line = _line(stamped)
+        if len(line) > MAX_LINE_BYTES:
+            text = f"an event of kind {event.kind} is too long for events.jsonl ({len(line):,} bytes) and was left out"
+            line = _line(LogMessage("warning", text, time_s=stamped.time_s))
         try:
             written = os.write(self._file, line)
         except OSError:
@@ -310,59 +303,98 @@ class EventLog:
 
     def _repair(self) -> int:
         """Remove a last line that a killed process left incomplete, and return the length of the file."""
-        content = self._path.read_bytes()
-        lines = content.splitlines(keepends=True)
-        if not lines:
-            return 0
-        if not _is_record(lines[-1]):
-            os.ftruncate(self._file, len(content) - len(lines[-1]))
-            return len(content) - len(lines[-1])
-        if not content.endswith(b"\n"):
-            os.write(self._file, b"\n")
-            return len(content) + 1
-        return len(content)
+        length = os.fstat(self._file).st_size
+        start = max(0, length - MAX_LINE_BYTES)
+        tail = os.pread(self._file, length - start, start)
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return length
+        if len(last) < MAX_LINE_BYTES and not is_record(last):
+            os.ftruncate(self._file, length - len(last))
+            return length - len(last)
+        os.write(self._file, b"\n")
+        return length + 1
 
 
-def _is_record(line: bytes) -> bool:
+def _line(event: Event) -> bytes:
+    return add_checksum(encode(event).encode()) + b"\n"
+
+
+@dataclass(slots=True)
+class EventFile:
+    """What could be read of an event log, and the numbers of the lines that could not."""
+
+    events: list[Event] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)  # not as it was written, or longer than MAX_LINE_BYTES
+    unreadable: list[int] = field(default_factory=list)  # its fields are not those of this version
+    unchecked: list[int] = field(default_factory=list)  # read, but without a checksum: of an earlier version
+    num_checked: int = 0
+    cut_at: int = 0  # the first line beyond the limits of a file; 0: all were read
+
+    def add(self, line: Line) -> None:
+        """Read a line. Lines without a checksum can only come before the first one that has it."""
+        if line.is_beyond_limit:
+            self.cut_at = line.number
+            return
+        try:
+            record = parse_record(line.content or b"")
+        except ValueError:
+            if line.has_newline or line.content is None:  # else the last line is being written, or was cut short
+                self.damaged.append(line.number)
+            return
+        is_valid = verify_checksum(line.content or b"")
+        if is_valid is False or (is_valid is None and (self.num_checked or CHECKSUM in record)):
+            self.damaged.append(line.number)
+            return
+        self.num_checked += is_valid is True
+        try:
+            event = _event(record)
+        except ValueError:
+            self.unreadable.append(line.number)
+            return
+        if not is_valid:
+            self.unchecked.append(line.number)
+        if event is not None:
+            self.events.append(event)
+
+    def problems(self) -> list[str]:
+        """What was left out, as messages."""
+        found = []
+        if self.damaged:
+            found.append(_left_out(self.damaged, "could not be verified"))
+        if self.unreadable:
+            found.append(_left_out(self.unreadable, "could not be read (another version of Reconv?)"))
+        if self.cut_at:
+            limits = f"{MAX_LINES:,} lines and {MAX_FILE_BYTES >> 30} GiB"
+            found.append(f"events.jsonl is longer than {limits}: left out from line {self.cut_at:,} on")
+        return found
+
+
+def _left_out(numbers: Sequence[int], why: str) -> str:
+    """The message about lines that are left out, with their numbers."""
+    listed = ", ".join(map(str, numbers[:_MAX_NUMBERS])) + (", ..." if numbers[_MAX_NUMBERS:] else "")
+    plural = "s" * (len(numbers) > 1)
+    return f"{len(numbers):,} line{plural} of events.jsonl {why}; left out: line{plural} {listed}"
+
+
+def read_event_file(path: Path) -> EventFile:
+    """The events of a file, and what could not be read or verified."""
+    file = EventFile()
     try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and "kind" in record
-
-
-def read_events(path: Path) -> list[Event]:
-    """The events of a file, without an incomplete last line and kinds of later versions."""
-    try:
-        lines = path.read_bytes().split(b"\n")
+        for line in read_lines(path):
+            file.add(line)
     except FileNotFoundError:
         raise UsageError(
             "this is not a run directory", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
         ) from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    events = []
-    for number, line in numbered:
-        if number == numbered[-1][0] and not _is_record(line):
-            break
-        try:
-            event = decode(line.decode())
-        except TypeError as error:  # fields that are missing or unknown
-            raise CheckpointError(
-                "this version of Reconv cannot read the event log of this run",
-                where=f"{path}:{number}",
-                why="its fields are not those of this version: another version may have written it",
-                then="read the run with the version that wrote it",
-            ) from error
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(
-                "the event log of this run is damaged",
-                where=f"{path}:{number}",
-                why=str(error),
-                then=f"delete line {number} of the file",
-            ) from error
-        if event is not None:
-            events.append(event)
-    return events
+    except OSError as error:
+        raise CheckpointError("the event log of this run cannot be read", where=str(path), why=str(error)) from error
+    return file
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a file, without an incomplete last line, lines that cannot be read, and kinds of later versions."""
+    return read_event_file(path).events
 
 
 def latest_by_step(events: Iterable[Event]) -> list[Event]:

@@ -105,9 +105,9 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
     """A time with units: 42 s, 3 min 05 s, 2 h 07 min, 1 d 4 h."""
-    if not math.isfinite(seconds):
+    if seconds is None or not math.isfinite(seconds):
         return number(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"

@@ -24,6 +24,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "percent": lambda v: f"{100 * v:.4g} %",
     "count": fmt.rate,
 }
+_MAX_VALUE = 1e100  # of a coordinate: differences and ratios of larger ones overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class _Frame:
 
 def draw(chart: Chart) -> Html:
     """The chart as a figure with a legend, an SVG and the data to show on hover."""
-    downsampled = tuple(_downsample(series.points) for series in chart.series)
+    downsampled = tuple(_downsample(_drawable(series.points)) for series in chart.series)
     frame = _frame(chart, downsampled)
     lines = [_line(frame, s, points, n) for n, (s, points) in enumerate(zip(chart.series, downsampled, strict=True))]
     svg = el(
@@ -153,7 +154,8 @@ def _frame(chart: Chart, downsampled: Sequence[Sequence[Point]]) -> _Frame:
     values = list(chart.y_range or (y for points in downsampled for _, y in points if math.isfinite(y)))
     if chart.band and not chart.y_range:
         values += [chart.band.value - chart.band.tolerance, chart.band.value + chart.band.tolerance]
-    x_max = max([chart.x_max, *(x for points in downsampled for x, _ in points)]) or 1.0
+    length = chart.x_max if abs(chart.x_max) < _MAX_VALUE else 0.0
+    x_max = max([length, *(x for points in downsampled for x, _ in points)]) or 1.0
     low, high = min(values, default=0.0), max(values, default=1.0)
     if chart.may_be_log and low > 0 and high / low > 50:
         y_min, y_max, ticks = _log_ticks(low, high)
@@ -193,6 +195,11 @@ def _log_ticks(low: float, high: float) -> tuple[float, float, tuple[float, ...]
     ticks = [f * 10.0**n for n in range(first, last + 1, stride) for f in factors]
     inner = [t for t in ticks if low * 0.7 <= t <= high * 1.5]
     return min([low * 0.9, *inner]), max([high * 1.1, *inner]), tuple(inner)
+
+
+def _drawable(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points on the x axis; values that are too large for arithmetic become gaps."""
+    return tuple((x, y if abs(y) < _MAX_VALUE else math.nan) for x, y in points if abs(x) < _MAX_VALUE)
 
 
 def _downsample(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -340,7 +347,7 @@ def _hover_data(frame: _Frame, chart: Chart, downsampled: Sequence[Sequence[Poin
         "yMax": frame.y_max,
         "log": frame.log,
         "format": chart.format,
-        "stepsPerEpoch": chart.steps_per_epoch,
+        "stepsPerEpoch": chart.steps_per_epoch if math.isfinite(chart.steps_per_epoch or 0.0) else None,
         "xName": chart.x_name,
         "series": [
             {

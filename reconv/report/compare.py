@@ -50,7 +50,7 @@ def _verdict(number: int, record: RunRecord, summary: Mapping[str, Any]) -> Html
         swatch,
         el("b", None, record.label),
         page.badge(fmt.state(summary)),
-        el("span", None, fmt.verdict(summary)),
+        el("span", None, " ".join([fmt.verdict(summary), *(f"{problem}." for problem in record.problems)])),
     )
 
 

@@ -5,7 +5,7 @@ The same run directories give the same bytes, and the page loads nothing from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reconv.errors import UsageError
@@ -19,14 +19,21 @@ from reconv.report.run_record import RunRecord, load_run_record, with_distinct_l
 from reconv.report.summary import summarize_record
 
 
-def render(run_dirs: Sequence[Path], live: page.LivePage | None = None) -> str:
+def render(
+    run_dirs: Sequence[Path], live: page.LivePage | None = None, warn: Callable[[str], None] | None = None
+) -> str:
     """The page: the report of one run directory, or the comparison of several.
 
-    With `live`, the report is of a run that is running: it says so and reloads itself.
+    With `live`, the report is of a run that is running: it says so and reloads itself. `warn` is called with what could
+    not be read.
     """
     if not run_dirs:
         raise UsageError("no run directory was given", then="reconv report runs/RECIPE/1")
     records = [load_run_record(run_dir) for run_dir in run_dirs]
+    if warn is not None:
+        for record in records:
+            for problem in record.problems:
+                warn(f"{record.folder}: {problem}")
     if len(records) == 1:
         return _report(records[0], live)
     records = with_distinct_labels(records)

@@ -23,7 +23,7 @@ from reconv.logging.events import (
     ScalarLogged,
     TrainProgress,
     latest_by_step,
-    read_events,
+    read_event_file,
 )
 from reconv.report.evaluation_files import (
     CheckpointScore,
@@ -71,6 +71,9 @@ class RunRecord:
     scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
     classification: Mapping[str, Any] | None = None  # analysis of a classifier's last evaluation
     detection: Mapping[str, Any] | None = None  # of a detector's
+    problems: tuple[str, ...] = ()  # what of events.jsonl is left out, as messages
+    unverified_lines: tuple[int, ...] = ()  # numbers of the lines that are left out
+    num_unchecked: int = 0  # lines that have no checksum
     label_parts: int = 2  # of the path that are its label
 
     @property
@@ -106,7 +109,8 @@ class RunRecord:
 
 def load_run_record(run_dir: Path) -> RunRecord:
     """Read a run directory."""
-    events = read_events(run_dir / "events.jsonl")
+    file = read_event_file(run_dir / "events.jsonl")
+    events = file.events
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")
     plan = next(iter(_events_of_type(kept, RunPlanned)), None)
@@ -128,6 +132,9 @@ def load_run_record(run_dir: Path) -> RunRecord:
         scores=tuple(read_scores(run_dir)),
         classification=read_classification_analysis(run_dir),
         detection=read_detection_analysis(run_dir),
+        problems=tuple(file.problems()),
+        unverified_lines=tuple(sorted((*file.damaged, *file.unreadable))),
+        num_unchecked=len(file.unchecked),
     )
 
 

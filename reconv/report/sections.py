@@ -83,7 +83,10 @@ def _field(recipe: Mapping[str, Any], section: str, name: str) -> str:
 
 def utc_time(time_s: float) -> str:
     """A time in UTC, so that every machine writes the same page."""
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):  # a time that no clock shows
+        return "unknown"
 
 
 def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
@@ -190,7 +193,11 @@ def _image(uri: str, text: str) -> Html:
 
 
 def messages(record: RunRecord) -> Html:
-    """Messages: non-finite steps first, then warnings, then the rest."""
+    """Messages: lines that are left out and non-finite steps first, then warnings, then the rest."""
+    unverified = [el("li", {"class": "warning"}, text) for text in record.problems]
+    if record.num_unchecked:
+        text = f"{record.num_unchecked:,} lines of events.jsonl have no checksum and could not be verified: "
+        unverified.append(el("li", {"class": "info"}, text + "an earlier version of Reconv wrote them"))
     ordered = sorted(record.messages, key=lambda note: note.level == "info")
     lines = [
         el(
@@ -211,9 +218,8 @@ def messages(record: RunRecord) -> Html:
     ]
     hidden = len(record.messages) + len(record.non_finite) - len(lines) - len(broken)
     more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
-    return page.section(
-        "Messages", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html("")
-    )
+    notes = [*unverified, *broken, *lines, *more]
+    return page.section("Messages", el("ul", {"class": "notes"}, *notes) if notes else Html(""))
 
 
 def _lines(text: str) -> list[str]:

@@ -47,7 +47,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
     best = _best(candidates, metric)
     final = _final(candidates, [e for e in complete if e.weights == "averaged" and metric in e.metrics])
     value = _finite(final.metrics[metric]) if final and metric else None
-    return {
+    summary = {
         "recipe": record.name,
         "task": plan.task if plan else record.recipe.get("task"),
         "metric": metric,
@@ -76,15 +76,26 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "num_samples": final.num_samples if final else None,
         "resume_command": _resume(record),
         "report": "report.html",
-        **(dict(end.fields) if end else {}),
+        "unverified_lines": list(record.unverified_lines),  # of events.jsonl; they are left out
     }
+    finite = _finite_values(summary)
+    return finite | _added_fields(finite, end.fields if end else {})
+
+
+def _added_fields(summary: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the end of a run adds to its summary: texts that are not known before, and new keys."""
+    return {name: value for name, value in fields.items() if name not in summary or _may_replace(summary[name], value)}
+
+
+def _may_replace(known: Any, value: Any) -> bool:
+    return known is None and (value is None or isinstance(value, str))
 
 
 def _speed(record: RunRecord) -> dict[str, Any]:
     """Time and throughput over all attempts, including steps that were repeated after a resume."""
     train_s, wait_s = sum(t.train_s for t in record.attempts), sum(t.wait_s for t in record.attempts)
     rates = rates_of(sum(t.timed_images for t in record.attempts), train_s, wait_s)
-    num_devices = record.plan.num_devices if record.plan else 1
+    num_devices = max(1, record.plan.num_devices) if record.plan else 1
     rates_by_name = {"images_per_s": rates.images_per_s, "compute_images_per_s": rates.compute_images_per_s}
     return {
         "images": sum(t.images for t in record.attempts),
@@ -170,6 +181,18 @@ def _is_finished(record: RunRecord) -> bool:
     """Whether nothing is left to do; --stop-after ends a command with exit code 0, too."""
     end = record.end
     return end is not None and end.exit_code == ExitCode.OK and not end.fields.get("stopped_after")
+
+
+def _finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with None for NaN and infinity, also in mappings."""
+    return {
+        name: _finite_values(value)
+        if isinstance(value, Mapping)
+        else _finite(value)
+        if isinstance(value, float)
+        else value
+        for name, value in values.items()
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -44,7 +44,7 @@ from reconv.errors import ExitCode, PreemptedError, RecipeError, ReconvError, Us
 from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
-from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
+from reconv.logging.events import AttemptStarted, Event, EventFile, LogMessage, read_event_file
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, available_memory_bytes, cores_per_process, usable_cores
 from reconv.precision import check_precision
@@ -523,10 +523,11 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
     state, step = run.restore_point.state, run.restore_point.step
     for line in describe_ranks(run.process_group, run.device.describe()):
         logger.info(line)
-    attempts = 0
-    if run.process_group.is_rank0:
-        attempts = sum(isinstance(event, AttemptStarted) for event in read_events(run_dir.events))
-    logger.log(AttemptStarted(attempts + 1, step, tuple(command), _environment(run)))
+    past = read_event_file(run_dir.events) if run.process_group.is_rank0 else EventFile()
+    attempts = [event.attempt for event in past.events if isinstance(event, AttemptStarted)]
+    logger.log(AttemptStarted(max(attempts, default=0) + 1, step, tuple(command), _environment(run)))
+    for problem in past.problems():
+        logger.warning(f"{run_dir.path}: {problem}", step)
     changed = [
         f"{name} was {state[name]} and is now {now}: results may differ in the last bits"
         for name, now in (("threads", run.plan.threads), ("device", run.device.kind))

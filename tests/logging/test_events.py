@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reconv.errors import CheckpointError, UsageError
+from reconv.errors import UsageError
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -29,8 +29,10 @@ from reconv.logging.events import (
     decode,
     encode,
     latest_by_step,
+    read_event_file,
     read_events,
 )
+from reconv.logging.json_lines import MAX_LINE_BYTES, add_checksum
 
 EVERY_KIND: list[Event] = [
     AttemptStarted(1, 0, ("reconv", "train", "<b>"), {"torch": "2.13", "threads": 2}),
@@ -110,20 +112,109 @@ def test_a_file_cut_at_any_byte_is_read_and_repaired(tmp_path: Path) -> None:
         assert read_events(path) == [*complete, progress(9)]
 
 
-def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
+def test_every_changed_byte_is_found_and_its_line_named(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(f"{encode(progress(1))}\n{{broken\n{encode(progress(2))}\n")
-    with pytest.raises(CheckpointError) as exc_info:
-        read_events(path)
-    assert exc_info.value.where.endswith("events.jsonl:2")
+    with EventLog(path) as log:
+        for step in (1, 2, 3):
+            log.write(progress(step))
+    content = path.read_bytes()
+    first, second, _ = content.splitlines(keepends=True)
+    for at in range(len(first), len(first) + len(second) - 1):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        file = read_event_file(path)
+        assert (file.events, file.damaged) == ([progress(1), progress(3)], [2]), at
+    assert file.problems() == ["1 line of events.jsonl could not be verified; left out: line 2"]
 
 
-def test_a_line_without_a_field_is_blamed_on_another_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{broken",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"\0" * 50,
+        b'{"kind":"message","level":NaN,"text":"x"}',
+        b"x" * (MAX_LINE_BYTES + 5),
+        encode(progress(2)).encode(),  # without a checksum after a line that has one
+        encode(progress(2)).encode()[:-1] + b',"crc32c":"00000000"}',
+        add_checksum(encode(progress(2)).encode()).replace(b'"step":2', b'"step":3'),
+        add_checksum(encode(progress(2)).encode()).replace(b'"crc32c":', b'"crc32c": '),
+    ],
+    ids=range(11),
+)
+def test_a_damaged_line_is_left_out_and_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"kind":"checkpoint","step":3}\n' + encode(progress(2)) + "\n")
-    with pytest.raises(CheckpointError, match="another version") as exc_info:
-        read_events(path)
-    assert "delete" not in str(exc_info.value)
+    sealed = [add_checksum(encode(progress(step)).encode()) for step in (1, 3)]
+    path.write_bytes(b"\n".join([sealed[0], line, sealed[1], line, b""]))
+    file = read_event_file(path)
+    assert file.events == [progress(1), progress(3)]
+    assert file.damaged == [2, 4]
+    assert file.problems() == ["2 lines of events.jsonl could not be verified; left out: lines 2, 4"]
+    with EventLog(path) as log:  # removes nothing but an incomplete last line
+        log.write(progress(4))
+    assert read_event_file(path).events == [progress(1), progress(3), progress(4)]
+    assert read_event_file(path).damaged == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "checkpoint", "step": 3},
+        {"step": 3},
+        {"kind": ["train"]},
+        *(json.loads(encode(progress(2))) | {"step": step} for step in ("2", None, 2.5, True, [2], 10**30)),
+        *(json.loads(encode(progress(2))) | {"loss": loss} for loss in ("1", None, {}, 10**400)),
+        *(json.loads(encode(progress(2))) | {"metrics": metrics} for metrics in (None, [1], {"top1": "x"})),
+        json.loads(encode(attempt(1, 0))) | {"command": "reconv"},
+        json.loads(encode(attempt(1, 0))) | {"command": [1]},
+        {"kind": "message", "level": "info", "text": 3},
+    ],
+    ids=str,
+)
+def test_fields_that_are_missing_or_of_another_type_are_blamed_on_another_version(
+    tmp_path: Path, record: dict[str, object]
+) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = [json.dumps(record), encode(progress(2))]
+    path.write_bytes(b"".join(add_checksum(line.encode()) + b"\n" for line in lines))
+    file = read_event_file(path)
+    assert file.events == [progress(2)]
+    assert file.unreadable == [1]
+    assert file.damaged == []
+    assert "another version" in file.problems()[0]
+
+
+def test_lines_of_a_version_without_checksums_are_read_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f"{encode(progress(1))}\n{encode(progress(2))}\n")
+    with EventLog(path) as log:
+        log.write(progress(3))
+    file = read_event_file(path)
+    assert (file.events, file.unchecked, file.problems()) == ([progress(1), progress(2), progress(3)], [1, 2], [])
+
+
+def test_an_event_that_is_too_long_is_replaced_by_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write(LogMessage("info", "x" * MAX_LINE_BYTES))
+    [event] = read_events(path)
+    assert isinstance(event, LogMessage)
+    assert (event.level, event.text[:32]) == ("warning", "an event of kind message is too ")
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_LINES", 2), ("MAX_FILE_BYTES", 600)])
+def test_a_file_is_read_up_to_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for step in range(1, 9):
+            log.write(progress(step))
+    monkeypatch.setattr(f"reconv.logging.json_lines.{limit}", value)
+    file = read_event_file(path)
+    assert file.events == [progress(1), progress(2)]
+    assert file.problems()[0].endswith("left out from line 3 on")
 
 
 def test_kinds_and_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from run_example import write_run
 
 from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
+from reconv.logging.console import final_lines
 from reconv.logging.events import (
     AttemptStarted,
     EvalFinished,
@@ -33,8 +34,10 @@ from reconv.logging.events import (
     encode,
     read_events,
 )
+from reconv.logging.json_lines import add_checksum
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw
 from reconv.report.html import render, write_report
+from reconv.report.summary import write_summary
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -184,6 +187,69 @@ def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         file.write('{"kind":"train","step":4')
     assert render([run]) == before
+
+
+def damage(run: Path, *numbers: int) -> None:
+    """Change a digit of some lines of a run's event log."""
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    for number in numbers:
+        found = re.search(rb"\d", lines[number - 1])
+        assert found
+        at = found.start()
+        lines[number - 1] = lines[number - 1][:at] + b"%d" % (9 - int(found[0])) + lines[number - 1][at + 1 :]
+    (run / "events.jsonl").write_bytes(b"".join(lines))
+
+
+def test_lines_that_could_not_be_verified_are_named_in_report_comparison_and_summary(tmp_path: Path) -> None:
+    run, whole = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    damage(run, 1, 12, 40)
+    text = "3 lines of events.jsonl could not be verified; left out: lines 1, 12, 40"
+    warnings: list[str] = []
+    assert text in render([run], warn=warnings.append)
+    assert text in render([whole, run])
+    assert warnings == [f"{run}: {text}"]
+    assert "verified" not in render([whole])
+    assert write_summary(run)["unverified_lines"] == [1, 12, 40]
+    assert write_summary(whole)["unverified_lines"] == []
+
+
+def test_lines_without_a_checksum_are_marked(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    events = read_events(run / "events.jsonl")
+    (run / "events.jsonl").write_text("".join(encode(event) + "\n" for event in events))
+    assert f"{len(events):,} lines of events.jsonl have no checksum and could not be verified" in render([run])
+
+
+def test_no_value_of_an_event_ends_a_report_or_a_summary(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", epochs=1, with_images=False)
+    lines = (run / "events.jsonl").read_text().splitlines()
+    first = {kind: next(line for line in lines if f'"kind":"{kind}"' in line) for kind in ("attempt", "plan", "end")}
+    values = (
+        None,
+        "x",
+        [],
+        {},
+        {"steps": "x", "peak_memory_bytes": None},
+        "nan",
+        "inf",
+        1e308,
+        0,
+        -1,
+        2**63 - 1,
+        10**400,
+    )
+    for kind, line in first.items():
+        record = json.loads(line)
+        del record["crc32c"]
+        for name in record:
+            for value in values:
+                changed = add_checksum(json.dumps(record | {name: value}, separators=(",", ":")).encode()).decode()
+                replaced = [changed if other == line else other for other in lines]
+                (run / "events.jsonl").write_text("\n".join(replaced) + "\n")
+                summary = write_summary(run)
+                assert summary["steps"] >= -1, (kind, name, value)
+                assert final_lines(summary, run), (kind, name, value)
+                assert "<main>" in render([run]), (kind, name, value)
 
 
 def test_a_long_run_stays_small_and_keeps_its_extremes(tmp_path: Path) -> None:

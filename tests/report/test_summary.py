@@ -137,6 +137,8 @@ def test_a_killed_attempt_counts_up_to_its_last_logged_event(tmp_path: Path) -> 
     )
     with (run / "events.jsonl").open() as file:
         lines = [json.loads(line) for line in file]
+    for record in lines:
+        del record["crc32c"]
     for record in lines[1:5]:
         record["time_s"] = 1003.0
     (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))

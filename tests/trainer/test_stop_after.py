@@ -12,7 +12,8 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.logging.events import CheckpointSaved, RunEnded, TrainProgress, read_events
+from reconv.logging.events import AttemptStarted, CheckpointSaved, RunEnded, TrainProgress, read_events
+from reconv.logging.json_lines import add_checksum
 from reconv.trainer.stop_after import StopAfter
 
 SETTINGS = {"length": "4ep", "data.subset_percent": "25", "batch.size": "64", "log.every": "1step"}  # epochs of 5 steps
@@ -78,6 +79,30 @@ def test_run_in_parts_by_stop_after_and_resume_equals_the_uninterrupted_run(tmp_
     assert {event.step: event.lr for event in events if isinstance(event, TrainProgress)} == lr
     ends = [(event.step, event.exit_code) for event in events if isinstance(event, RunEnded)]
     assert ends == [(7, 0), (12, 0), (20, 0)]
+
+
+def test_a_damaged_event_log_neither_ends_nor_changes_a_resumed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = reconv.train("quickstart", out=tmp_path / "whole", overrides=OVERRIDES)
+    run = tmp_path / "run"
+    assert (
+        run_cli("train", "quickstart", "--out", str(run), *WORDS, "--set", "loggers=csv", "--stop-after", "7step") == 0
+    )
+    lines = (run / "events.jsonl").read_bytes().split(b"\n")
+    number = next(n for n, line in enumerate(lines) if b'"kind":"train","' in line)
+    lines[number] = lines[number].replace(b'"step":1,', b'"step":9,')
+    other = add_checksum(b'{"kind":"attempt","attempt":"x","from_step":null,"command":7,"environment":[]}')
+    (run / "events.jsonl").write_bytes(b"\n".join([*lines[:-1], other, b"]]", b'{"kind":"train","st']))
+    assert run_cli("resume", str(run)) == 0
+    printed = capsys.readouterr().out
+    assert f"could not be verified; left out: lines {number + 1}, {len(lines) + 1}\n" in printed
+    assert f"could not be read (another version of Reconv?); left out: line {len(lines)}\n" in printed
+    a, b = weights(whole.folder, 20), weights(run, 20)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    events = read_events(run / "events.jsonl")
+    assert [event.attempt for event in events if isinstance(event, AttemptStarted)] == [1, 2]
+    assert [event.step for event in events if isinstance(event, TrainProgress)] == list(range(2, 21))
 
 
 def test_stopped_run_is_saved_and_its_summary_says_how_to_resume(
