@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from reconv.checkpoint.store import STATE, malformed
+from reconv.recipe.data_fields import Decoder
+
+MAX_THREADS = 1 << 16
 
 
 class _Strict(BaseModel):
@@ -49,11 +52,15 @@ class _State(_Strict):
     micro_groups: PositiveInt
     bad_images: list[_BadImage]
     recipe: dict[str, Any]
-    class_names: list[str]
+    class_names: list[str] = Field(min_length=1)
     class_ids: list[int] = []
+    display_names: list[str] = []
     data_fingerprint: dict[str, str]
-    threads: PositiveInt
+    threads: int = Field(ge=1, le=MAX_THREADS)
+    decoder: Decoder = "pillow"
+    gpu_decode_fraction: float = Field(0.0, ge=0, le=1)
     device: str
+    teacher: str | None = None
     callbacks: dict[str, Any] = {}
     code: dict[str, str] = {}
 
