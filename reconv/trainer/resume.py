@@ -213,14 +213,32 @@ def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
 
 def check_recipe_unchanged(run_dir: RunDir) -> None:
     """Raise if `recipe.yaml` of a run was edited in fields that determine the result."""
-    if recipe_digest(run_dir.recipe.read_text(encoding="utf-8")) not in read_identity(run_dir).recipe_digests:
-        raise RecipeError(
-            "recipe.yaml was changed since the run was started, in fields that determine the result",
-            where=str(run_dir.recipe),
-            why="the checkpoints of this run were trained with other settings",
-            then="undo the change (state.json of a checkpoint has the recipe), or train it as a new run: "
-            f"reconv train '{run_dir.recipe}' --out DIR",
-        )
+    if recipe_digest(run_dir.recipe.read_text(encoding="utf-8")) in read_identity(run_dir).recipe_digests:
+        return
+    raise RecipeError(
+        "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run_dir)]),
+        where=str(run_dir.recipe),
+        why="these settings determine the result, and the checkpoints of this run were trained with other ones",
+        then=f"undo the change, or train it as a new run: reconv train '{run_dir.recipe}' --out DIR",
+    )
+
+
+def _edited_fields(run_dir: RunDir) -> list[str]:
+    """How `recipe.yaml` differs from the recipe in the newest checkpoint, if there is one that can be read."""
+    store = open_store(run_dir)
+    newest = store.newest().path
+    if newest is None:
+        return ["fields that determine the result differ"]
+    try:
+        trained = Recipe.model_validate(store.read_state(newest).get("recipe"))
+    except ValueError:  # of another version
+        return [f"fields that determine the result differ from those in {newest.name}"]
+    changed = differences(trained, load(str(run_dir.recipe)).recipe)
+    return [
+        f"{name}: {show(before)} in {newest.name}, {show(after)} in recipe.yaml"
+        for name, (before, after) in changed.items()
+        if not may_change(name)
+    ]
 
 
 def _is_longer(old: Recipe, new: Recipe) -> bool:
