@@ -1,7 +1,8 @@
 """Errors meant for users, each with the exit code of the process it ends.
 
-A `ReconvError` says what happened, where, why it is likely to have happened, and what to type next. Any other
-exception that reaches the command line is a bug and ends with exit code 1.
+A `ReconvError` says what happened, where, why it is likely to have happened, and what to type next, each on one line
+unless it is made of `printable_lines`. Any other exception that reaches the command line is a bug and ends with exit
+code 1.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
+
+from reconv.printable import PrintableLines, printable, printable_lines
 
 
 class ExitCode(IntEnum):
@@ -42,10 +45,10 @@ class ReconvError(Exception):
         self.then = then
 
     def __str__(self) -> str:
-        lines = [self.what]
-        lines += [f"  where: {self.where}"] if self.where else []
-        lines += [f"  why:   {self.why}"] if self.why else []
-        lines += [f"  next:  {self.then}"] if self.then else []
+        lines = [printable(self.what)]
+        lines += [f"  where: {printable(self.where)}"] if self.where else []
+        lines += [f"  why:   {printable(self.why)}"] if self.why else []
+        lines += [f"  next:  {printable(self.then)}"] if self.then else []
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
@@ -55,15 +58,19 @@ class ReconvError(Exception):
     def to_dict(self) -> dict[str, Any]:
         """The error as plain data that can be sent to other processes."""
         text = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}
-        return {**text, "code": int(self.code), "is_reported": self.is_reported}
+        return {
+            **{name: printable(value) for name, value in text.items()},
+            "code": int(self.code),
+            "is_reported": self.is_reported,
+        }
 
 
 def one_of(*lines: str) -> str:
     """What to type next: one line, or a list of lines of which each one would do."""
     distinct = list(dict.fromkeys(lines))
-    return (
-        "".join(distinct) if len(distinct) < 2 else "\n".join(["one of", *(f"           {line}" for line in distinct)])
-    )
+    if len(distinct) < 2:
+        return "".join(distinct)
+    return printable_lines("one of", *(f"           {line}" for line in distinct))
 
 
 class UsageError(ReconvError):
@@ -109,7 +116,8 @@ class RemoteRankError(ReconvError):
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RemoteRankError:
         """The error that `to_dict` described."""
-        error = cls(fields["what"], where=fields["where"], why=fields["why"], then=fields["then"])
+        texts = {name: PrintableLines(fields[name]) for name in ("where", "why", "then")}  # printable since `to_dict`
+        error = cls(PrintableLines(fields["what"]), **texts)
         error.code, error.is_reported = ExitCode(fields["code"]), fields["is_reported"]
         return error
 

@@ -31,6 +31,7 @@ from reconv.cli.resume_command import resume
 from reconv.cli.train import train
 from reconv.errors import ExitCode, ReconvError
 from reconv.io.stop_signals import ignore_stop_signals
+from reconv.printable import printable, printable_lines
 
 __all__ = ["main"]
 
@@ -78,7 +79,9 @@ def _run(args: list[str]) -> int:
         _print(_interrupted(args))
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        _print(printable_lines(*shown.getvalue().rstrip("\n").split("\n")))
         return error.exit_code
     except ReconvError as error:
         if error.code == ExitCode.PREEMPTED:
@@ -94,7 +97,10 @@ def _run(args: list[str]) -> int:
             _print_error("Out of memory\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
         if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-            _print_error(f"Cannot write: {error}\n  next:  free disk space, or choose another folder with --out", debug)
+            _print_error(
+                f"Cannot write: {printable(str(error))}\n  next:  free disk space, or choose another folder with --out",
+                debug,
+            )
             return ExitCode.RESOURCES
         return _unexpected(error, debug)
 
@@ -134,7 +140,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
 
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = [
-        f"Unexpected {type(error).__name__}: {error}",
+        f"Unexpected {type(error).__name__}: {printable(str(error))}",
         f"  where: {last.filename}:{last.lineno}",
         f"  why:   {torch_version_note() or 'most likely a bug in Reconv'}",
         "  next:  run the same command with --debug, and report what it prints",
@@ -146,7 +152,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
 def _print_error(text: str, debug: bool) -> None:
     """Print an error in red on stderr, with `--debug` after its traceback."""
     if debug:
-        _print(traceback.format_exc().rstrip())
+        _print(printable_lines(*traceback.format_exc().rstrip().split("\n")))
     first, _, rest = text.partition("\n")
     _print(f"error: {first}", color="red", bold=True)
     if rest:

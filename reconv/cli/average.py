@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, print_note
+from reconv.cli.options import Command, emit_json, json_option, print_line, print_note
 
 
 @click.command(cls=Command, renamed={"--kind": "--mode"})
@@ -57,8 +57,8 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
         found = {"path": str(result.path), "steps": list(result.steps), "mode": result.kind}
         emit_json({**found, "num_deleted": result.num_deleted}, json_file)
         return
-    click.echo(str(result))
+    print_line(str(result))
     command = (
         f"reconv eval {run} --averaged" if out is None else f"reconv eval {result.path} --recipe {run}/recipe.yaml"
     )
-    click.echo(f"to evaluate it: {command}")
+    print_line(f"to evaluate it: {command}")

@@ -17,6 +17,7 @@ from reconv.cli.options import (
     json_option,
     parse_settings,
     percent,
+    print_line,
     print_table,
     set_option,
     start_kernel_compiler,
@@ -149,7 +150,8 @@ def train(
     if json_file is not None:
         emit_json(result, json_file)
     else:
-        click.echo("\n".join(train_lines(result, compare)))
+        for line in train_lines(result, compare):
+            print_line(line)
 
 
 @bench.command("infer", cls=Command, renamed={"--answers": "--iterations", "--peers": "--baselines"})
@@ -215,8 +217,9 @@ def infer(
         return
     _print_inference(result)
     if compare and not any(result["baselines"].values()):
-        click.echo("no baseline was measured")
-    click.echo("\n".join([*_roofline_lines(result), *result["notes"]]))
+        print_line("no baseline was measured")
+    for line in (*_roofline_lines(result), *result["notes"]):
+        print_line(line)
 
 
 @bench.command("data", cls=Command)
@@ -280,7 +283,8 @@ def data(
     if json_file is not None:
         emit_json(result, json_file)
     else:
-        click.echo("\n".join(data_lines(result)))
+        for line in data_lines(result):
+            print_line(line)
         if compare:
             _print_data_paths(result)
 
@@ -351,7 +355,7 @@ def data_lines(result: dict[str, Any]) -> list[str]:
 def _print_inference(result: dict[str, Any]) -> None:
     """A table of our network and the baselines at each batch size."""
     mode = ", torch.compile" if result["compiled"] else ", CUDA graph" if result["cuda_graph"] else ""
-    click.echo(f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded{mode}")
+    print_line(f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded{mode}")
 
     def row(name: str, row: dict[str, Any]) -> list[str]:
         latencies = [f"{row['latency_ms'][percentile]:.2f}" for percentile in ("p50", "p95", "p99")]
@@ -400,7 +404,7 @@ def _roofline_lines(result: dict[str, Any]) -> list[str]:
 
 def _choose_log(quiet: bool, json_file: str | None) -> Callable[[str], None]:
     """Prints progress unless only the result is wanted; importable, so that other processes can use it."""
-    return _no_log if quiet or json_file is not None else click.echo
+    return _no_log if quiet or json_file is not None else print_line
 
 
 def _no_log(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import Command, CommandGroup
+from reconv.cli.options import Command, CommandGroup, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 
         downloaded = download_dataset(name, folder, progress=advance, base_url=base_url)
     status = "was already there" if downloaded.already_there else "is complete"
-    click.echo(f"{name} {status}: {downloaded.path}")
+    print_line(f"{name} {status}: {downloaded.path}")
 
 
 @data.command("convert", cls=Command)
@@ -165,10 +165,10 @@ def convert(
     counts = ", ".join(f"{count:,} {split}" for split, count in result.num_samples.items())
     for split, dataset in boxed.items():
         for note in dataset.notes:
-            click.echo(f"{split}: {note}")
+            print_line(f"{split}: {note}")
     repaired = ", ".join(f"{count:,} {why}" for why, count in result.repaired.items())
     status = "was already there" if result.already_there else "is complete"
-    click.echo(
+    print_line(
         f"{kind} data {status}: {destination} ({counts})"
         + (f"; re-encoded as RGB JPEG: {repaired}" if repaired else "")
     )

@@ -15,6 +15,7 @@ from reconv.cli.options import (
     emit_json,
     json_option,
     parse_settings,
+    print_line,
     print_table,
     set_option,
 )
@@ -131,7 +132,7 @@ def show(path: str, recipe: str | None, out: Path, images: int, step: int, setti
     _check_outside(out, Path(path))
     shown = show_batch(path, recipe, overrides=parse_settings(settings), images=images, step=step)
     write_image(out, shown.png)
-    click.echo(f"{shown.origin}, with recipe {shown.recipe}: {out}")
+    print_line(f"{shown.origin}, with recipe {shown.recipe}: {out}")
 
 
 def write_image(path: Path, png: bytes) -> None:
@@ -161,7 +162,7 @@ def _contact_sheet(report: CheckReport) -> bytes:
 
 def _print(report: CheckReport, out: Path) -> None:
     """Print the tables, then the issues, errors first."""
-    click.echo(report.origin)
+    print_line(report.origin)
     rows = []
     for split, own in report.splits.items():
         facts = own.as_json()
@@ -178,14 +179,14 @@ def _print(report: CheckReport, out: Path) -> None:
         rows.append([split, *counts, *boxes, *sides, kinds + (f", rotated by EXIF {rotated:,}" if rotated else "")])
     boxes = ["boxes"] if any(own.num_boxes is not None for own in report.splits.values()) else []
     print_table(["split", "images", "bad", "classes", "MB", *boxes, "width", "height", "formats and modes"], rows)
-    click.echo()
+    print_line()
     _print_classes(report)
     whys = {path: f"{path}: {why}" for own in report.splits.values() for path, why in own.bad}
     for issue in report.issues:
         _print_issue(issue, whys)
     num_errors = len(report.errors)
     summary = f"{num_errors} kind{'s' * (num_errors > 1)} of error" if num_errors else "no errors"
-    click.secho(f"{summary} · {out / 'check.json'} · {out / 'contact.png'}", bold=True)
+    print_line(f"{summary} · {out / 'check.json'} · {out / 'contact.png'}", bold=True)
 
 
 def _derive(path: str, report: CheckReport) -> tuple[Derivation, ...]:
@@ -208,10 +209,12 @@ def _print_derived(path: str, derived: Sequence[Derivation]) -> None:
     values = {d.name: d for d in derived}
     anchors = [values[name] for name in values if name.startswith("detection.anchors.")]
     if anchors:
-        click.echo(f"\nanchors for these boxes ({anchors[0].why}):")
-        click.echo("detection:\n  anchors:")
+        print_line()
+        print_line(f"anchors for these boxes ({anchors[0].why}):")
+        print_line("detection:")
+        print_line("  anchors:")
         for anchor in anchors:
-            click.echo(f"    {anchor.name.rpartition('.')[2]}: {shown(anchor.value)}")
+            print_line(f"    {anchor.name.rpartition('.')[2]}: {shown(anchor.value)}")
     if not values:
         return
     recipe = "finetune-detection" if "detection.max_gt_boxes" in values else "finetune"
@@ -221,8 +224,9 @@ def _print_derived(path: str, derived: Sequence[Derivation]) -> None:
         for name in (network.name, "data.preprocess.size", "batch.size", "length", "schedule.lr", "loss.class_weights")
         if name in values
     )
-    click.echo(f"\nreconv train {recipe} --data {path} would use, from scratch: {short}")
-    click.echo(f"everything, with its arithmetic: reconv recipes show {recipe} --data {path} [--init WEIGHTS]")
+    print_line()
+    print_line(f"reconv train {recipe} --data {path} would use, from scratch: {short}")
+    print_line(f"everything, with its arithmetic: reconv recipes show {recipe} --data {path} [--init WEIGHTS]")
 
 
 def _print_classes(report: CheckReport) -> None:
@@ -231,19 +235,19 @@ def _print_classes(report: CheckReport) -> None:
     if len(names) > _CLASSES_SHOWN:
         ranked = sorted(names, key=lambda name: first.classes[name])
         names = [*ranked[: _CLASSES_SHOWN // 2], *ranked[-_CLASSES_SHOWN // 2 :]]
-        click.echo(f"the {_CLASSES_SHOWN // 2} smallest and largest of {len(ranked):,} classes; check.json has all")
+        print_line(f"the {_CLASSES_SHOWN // 2} smallest and largest of {len(ranked):,} classes; check.json has all")
     rows = [[name, *(f"{own.classes[name]:,}" for own in report.splits.values())] for name in names]
     print_table(["class", *report.splits], rows)
-    click.echo()
+    print_line()
 
 
 def _print_issue(issue: DataIssue, whys: Mapping[str, str]) -> None:
     color = "red" if issue.level == "error" else "yellow"
-    click.secho(f"{issue.level}: {issue.text} ({issue.total:,})", fg=color)
+    print_line(f"{issue.level}: {issue.text} ({issue.total:,})", fg=color)
     for path in issue.paths[:_PATHS_SHOWN]:
-        click.echo(f"    {whys.get(path, path)}")
+        print_line(f"    {whys.get(path, path)}")
     if issue.paths[_PATHS_SHOWN:]:
-        click.echo(f"    and {issue.total - _PATHS_SHOWN:,} more")
+        print_line(f"    and {issue.total - _PATHS_SHOWN:,} more")
 
 
 def _range(values: dict[str, float] | None) -> str:

@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from reconv.cli.options import Command, emit_json, json_option
 from reconv.errors import ExitCode
+from reconv.printable import printable
 
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSING", "red")}
 
@@ -51,9 +52,9 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
                 topic = result.topic
                 click.secho(f"\n{topic}", bold=True)
             mark, color = _MARKS[result.level]
-            click.echo(f"  {result.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {result.text}")
+            click.echo(f"  {result.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {printable(result.text)}")
             if result.advice:
-                click.echo(f"  {'':<{width}}           -> {result.advice}")
+                click.echo(f"  {'':<{width}}           -> {printable(result.advice)}")
     return ExitCode.OK if has_requirements(results) else ExitCode.USAGE
 
 

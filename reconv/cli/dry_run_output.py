@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from reconv.cli.options import Override, emit_json
+from reconv.cli.options import Override, emit_json, print_line
 from reconv.distributed.environment import read_launch_env
 
 if TYPE_CHECKING:
@@ -51,7 +49,8 @@ def print_dry_run(args: TrainArgs, steps: int | None) -> int:
     if args.json_file is not None:
         emit_json(asdict(result), args.json_file)
     else:
-        click.echo("\n".join(dry_run_lines(result, compile_only=steps is None)))
+        for line in dry_run_lines(result, compile_only=steps is None):
+            print_line(line)
     return 0
 
 
@@ -60,9 +59,10 @@ def _print_event(event: Event) -> None:
     from reconv.logging.events import LogMessage, RunPlanned
 
     if isinstance(event, RunPlanned):
-        click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps", *event.lines]))
+        for line in (f"{event.recipe}: {event.model}, {event.total_steps:,} steps", *event.lines):
+            print_line(line)
     elif isinstance(event, LogMessage):
-        click.echo(event.text)
+        print_line(event.text)
 
 
 def dry_run_lines(result: DryRunResult, *, compile_only: bool) -> list[str]:

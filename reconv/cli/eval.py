@@ -13,6 +13,7 @@ from reconv.cli.options import (
     json_option,
     model_options,
     percent,
+    print_line,
     print_note,
     print_table,
     trust_or_ask,
@@ -141,14 +142,14 @@ def _print_classes(result: EvalResult) -> None:
     means = {name.removeprefix("macro_"): value for name, value in analysis["metrics"].items() if "macro_" in name}
     if means:
         rows.append(["mean over classes", *(percent(means[name]) if name in means else "" for name in columns)])
-    click.echo()
+    print_line()
     print_table(["class", *columns.values()], rows)
     if "most_confused" not in analysis:
         return
     pairs = [f"{p['target']} as {p['predicted']} ({p['num_images']:,})" for p in analysis["most_confused"]]
-    click.echo()
-    click.echo("most confused: " + (", ".join(pairs[:_MAX_PAIRS]) or "none, every image is classified correctly"))
-    click.echo(f"expected calibration error: {percent(analysis['metrics']['calibration_error'])}")
+    print_line()
+    print_line("most confused: " + (", ".join(pairs[:_MAX_PAIRS]) or "none, every image is classified correctly"))
+    print_line(f"expected calibration error: {percent(analysis['metrics']['calibration_error'])}")
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from reconv.errors import ResourceError, UsageError
+from reconv.printable import printable
 
 if TYPE_CHECKING:
     from reconv.custom_code import CodeSource, TrustCode
@@ -174,9 +175,9 @@ def trust_or_ask(trust_code: bool) -> TrustCode:
 
 
 def _ask_for_trust(sources: Sequence[CodeSource]) -> bool:
-    click.echo("The recipe of this run names code that would be imported:", err=True)
+    print_note("The recipe of this run names code that would be imported:")
     for source in sources:
-        click.echo(f"  {source}", err=True)
+        print_note(f"  {source}")
     return click.confirm("Import it?", default=False, err=True)
 
 
@@ -227,13 +228,19 @@ def write_text(path: Path, text: str) -> None:
         ) from error
 
 
+def print_line(text: str = "", **style: Any) -> None:
+    """Print a line to stdout, made printable, in a style of `click.secho`."""
+    click.secho(printable(text), **style)
+
+
 def print_note(text: str) -> None:
     """Print a message to stderr, apart from the result."""
-    click.echo(text, err=True)
+    print_line(text, err=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns; on a terminal the last one is wrapped to its width."""
+    """Print aligned columns, made printable; on a terminal the last one is wrapped to its width."""
+    columns, *rows = ([printable(cell) for cell in line] for line in (columns, *rows))
     widths = [max(len(line[index]) for line in (columns, *rows)) for index in range(len(columns) - 1)]
     indent = sum(widths) + 2 * len(widths)
     width_left = sys.maxsize

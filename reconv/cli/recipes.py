@@ -21,6 +21,7 @@ from reconv.cli.options import (
     json_option,
     parse_settings,
     percent,
+    print_line,
     print_table,
     set_option,
 )
@@ -185,9 +186,10 @@ def show(name: str, settings: tuple[str, ...], data: str | None, init: str | Non
         emit_json({field: {"value": values[field], "origin": origins[field]} for field in values}, json_file)
         return
     if resolved.header.strip():
-        click.secho(resolved.header.strip() + "\n", dim=True)
+        for line in (*resolved.header.strip().split("\n"), ""):
+            print_line(line, dim=True)
     for line in layout(values, origins):
-        click.echo(line)
+        print_line(line)
 
 
 @recipes.command("explain", cls=Command)

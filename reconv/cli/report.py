@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, print_note, write_text
+from reconv.cli.options import Command, print_line, print_note, write_text
 from reconv.errors import CheckpointError
 
 
@@ -41,4 +41,4 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     write_text(target, render(list(runs), warn=lambda text: print_note(f"warning: {text}")))
-    click.echo(f"wrote {target}")
+    print_line(f"wrote {target}")

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from reconv.errors import RankLostError
+from reconv.printable import printable
 
 WAIT_TIMEOUT_S = 300.0
 _POLL_S = 0.1
@@ -30,5 +31,6 @@ class ProcessWait:
         if waited_s - self._noticed_s >= self.notice_s:
             self._noticed_s = waited_s
             if self.is_printed:
-                print(f"waiting for {who}, {waited_s:.0f} s of {self.timeout_s:.0f}", file=sys.stderr, flush=True)
+                text = f"waiting for {printable(who)}, {waited_s:.0f} s of {self.timeout_s:.0f}"
+                print(text, file=sys.stderr, flush=True)
         time.sleep(sleep_s)

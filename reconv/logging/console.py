@@ -29,6 +29,7 @@ from reconv.logging.events import (
     TrainProgress,
     encode,
 )
+from reconv.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -110,7 +111,7 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     lines = [f"{result} · report: {report}" if report and report.exists() else result]
     if summary["resume_command"]:
         lines.append(f"to resume: {summary['resume_command']}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 class JsonConsole:

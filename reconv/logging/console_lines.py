@@ -19,6 +19,7 @@ from reconv.logging.events import (
     RunPlanned,
     TrainProgress,
 )
+from reconv.printable import printable
 
 MAX_ALIKE = 3  # warnings of a kind that are printed; the others are counted
 MAX_CLASSES_WITHOUT_TOP5 = 10  # with so few classes, top-5 says little
@@ -47,7 +48,7 @@ class ConsoleLines:
         """The short parts of a progress line."""
         metrics = [f"{fmt.metric_name(name)} {fmt.metric_text(name, v)}" for name, v in event.metrics.items()]
         note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
-        return [
+        parts = [
             f"epoch {event.epoch:.2f}/{self._epochs}",
             f"step {event.step:,}/{self.total_steps:,}",
             f"loss {fmt.number(event.loss)}",
@@ -59,9 +60,13 @@ class ConsoleLines:
             f"memory {fmt.size(event.memory_bytes)}",
             f"ETA {fmt.clock_time(event.eta_s)}",
         ]
+        return [printable(part) for part in parts]
 
     def lines(self, event: Event) -> list[str]:
-        """The lines that an event adds above the progress line."""
+        """The lines that an event adds above the progress line, printable."""
+        return [printable(line) for line in self._all_lines(event)]
+
+    def _all_lines(self, event: Event) -> list[str]:
         raw, self._raw = self._raw, None
         if isinstance(event, EvalFinished):
             return self._evaluation(event, raw)

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from reconv.custom_code import anchor, is_file_path
 from reconv.errors import RecipeError, one_of
+from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
 from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
 from reconv.recipe.code_fields import map_import_paths, references_in
@@ -442,7 +443,7 @@ def _error(shown: str, problems: Sequence[tuple[Origin, str]], then: str) -> Rec
     ordered = sorted(dict.fromkeys(problems))
     count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
     lines = [f"  {origin.text}: {text}" for origin, text in ordered]
-    return RecipeError("\n".join([f"{count} in the recipe {shown}", *lines]), then=then)
+    return RecipeError(printable_lines(f"{count} in the recipe {shown}", *lines), then=then)
 
 
 def _header(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from reconv.errors import RecipeError, one_of
+from reconv.printable import printable_lines
 from reconv.recipe.adapt import (
     CHANGED,
     Change,
@@ -110,8 +111,10 @@ def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         causes = [detail.get("ctx", {}).get("error") for detail in error.errors(include_url=False)]
         found = [item for cause in causes if isinstance(cause, ContradictionError) for item in cause.found]
         raise RecipeError(
-            "the recipe cannot be fitted to its network and data:\n"
-            + "\n".join(f"    {item.fields[0]}: {item.text}" for item in found),
+            printable_lines(
+                "the recipe cannot be fitted to its network and data:",
+                *(f"    {item.fields[0]}: {item.text}" for item in found),
+            ),
             then=one_of(*(cure for item in found for cure in item.cures)),
         ) from error
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reconv.logging import formatting as fmt
+from reconv.printable import printable
 from reconv.report.markup import Html, data_block, el, join
 
 MAX_POINTS = 600
@@ -351,7 +352,7 @@ def _hover_data(frame: _Frame, chart: Chart, downsampled: Sequence[Sequence[Poin
         "xName": chart.x_name,
         "series": [
             {
-                "label": series.label,
+                "label": printable(series.label),
                 "color": series.color % NUM_COLORS,
                 "points": [[float(f"{x:.6g}"), float(f"{y:.6g}")] for x, y in points if math.isfinite(y)],
             }

@@ -1,4 +1,4 @@
-"""HTML elements with escaped text: a plain `str` is always escaped, an `Html` never."""
+"""HTML elements with escaped text: a plain `str` is always escaped and made printable, an `Html` never."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import html
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from reconv.printable import printable_lines
 
 _VOID = frozenset({"meta", "link", "img"})
 _SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG they must be closed
@@ -24,7 +26,7 @@ def el(name: str, attributes: Mapping[str, object] | None = None, *children: str
         if value is True:
             parts.append(key)
         elif value is not False:
-            parts.append(f'{key}="{html.escape(str(value), quote=True)}"')
+            parts.append(f'{key}="{_escaped(str(value), quote=True)}"')
     opening = " ".join(parts)
     if name in _VOID or name in _SHAPES:
         return Html(f"<{opening}>" if name in _VOID else f"<{opening}/>")
@@ -33,7 +35,12 @@ def el(name: str, attributes: Mapping[str, object] | None = None, *children: str
 
 def join(parts: Iterable[str]) -> Html:
     """Concatenate parts, escaping plain text."""
-    return Html("".join(part if isinstance(part, Html) else html.escape(part, quote=False) for part in parts))
+    return Html("".join(part if isinstance(part, Html) else _escaped(part) for part in parts))
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    """Plain text as HTML, without control characters; newlines do no harm in a page."""
+    return html.escape(printable_lines(*text.split("\n")), quote=quote)
 
 
 def data_block(value: Any) -> Html:

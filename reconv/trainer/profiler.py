@@ -19,6 +19,7 @@ from reconv.batch import Batch
 from reconv.device import Device
 from reconv.errors import UsageError
 from reconv.logging.run_logger import RunLogger
+from reconv.printable import printable_lines
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.callbacks import TrainerCallback
@@ -119,10 +120,10 @@ class StepProfiler(TrainerCallback):
         self.out_dir.mkdir(parents=True, exist_ok=True)
         name = f"steps-{self._first_step}-{self._last_step}"
         profiler.export_chrome_trace(str(self.out_dir / f"{name}.json"))
-        text = "\n".join(self._table(profiler, wall_s, num_steps))
-        (self.out_dir / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-        where = self.out_dir / f"{name}.json"
-        self.logger.info(f"{text}\ntrace: {where} (open it in https://ui.perfetto.dev)", self._last_step)
+        table = self._table(profiler, wall_s, num_steps)
+        (self.out_dir / f"{name}.txt").write_text("\n".join(table) + "\n", encoding="utf-8")
+        trace = f"trace: {self.out_dir / f'{name}.json'} (open it in https://ui.perfetto.dev)"
+        self.logger.info(printable_lines(*table, trace), self._last_step)
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]

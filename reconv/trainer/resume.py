@@ -25,6 +25,7 @@ from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, R
 from reconv.io.atomic import write_atomic
 from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
 from reconv.logging.formatting import resume_command
+from reconv.printable import printable_lines
 from reconv.recipe.adapt import show
 from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.plan_text import count as plural
@@ -191,7 +192,7 @@ def _changed_recipe(run_dir: RunDir, refused: Sequence[str], command: Sequence[s
     what = "the run is finished with another recipe" if is_finished else "the recipe has changed since the run started"
     continued = [] if is_finished else [resume_command(run_dir.path)]
     return RecipeError(
-        f"{what}:\n" + "\n".join(f"    {line}" for line in refused),
+        printable_lines(f"{what}:", *(f"    {line}" for line in refused)),
         where=str(run_dir.recipe),
         why="these settings determine the result; only epochs may be added",
         then=one_of(*continued, _new_run_command(command, run_dir.path)),
