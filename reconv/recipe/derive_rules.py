@@ -206,7 +206,8 @@ def _lr(values: Values) -> Iterator[Derivation]:
 
 
 def _backbone_lr(values: Values) -> Iterator[Derivation]:
-    if values.weights is not None and not values["model.freeze_backbone"]:
+    has_rates_by_layer = values["optimizer.layer_decay"] != 1
+    if values.weights is not None and not values["model.freeze_backbone"] and not has_rates_by_layer:
         yield Derivation("optimizer.backbone_lr_scale", BACKBONE_LR, "the backbone is trained already")
 
 
@@ -362,7 +363,11 @@ RULES: tuple[Rule, ...] = (
     Rule("length", _length, _amounts(CLASSIFICATION), _amounts(DETECTION)),
     Rule("model.freeze_until", _freeze, f"{FREEZE_PERCENT}% of the run where there are initial weights"),
     Rule("schedule.lr", _lr, _rates(CLASSIFICATION), _rates(DETECTION)),
-    Rule("optimizer.backbone_lr_scale", _backbone_lr, f"{BACKBONE_LR:g} where there are initial weights"),
+    Rule(
+        "optimizer.backbone_lr_scale",
+        _backbone_lr,
+        f"{BACKBONE_LR:g} where there are initial weights, unless `layer_decay` is set",
+    ),
     Rule("schedule.warmup", _warmup, f"{WARMUP_PERCENT}% of the run"),
     Rule(
         "optimizer.weight_decay",

@@ -130,6 +130,14 @@ def test_no_class_weights_where_the_loss_or_the_sampler_leaves_no_place_for_them
     assert "loss.class_weights" not in found and resolved.recipe.loss.class_weights == "none"
 
 
+def test_layer_decay_takes_the_place_of_the_lower_rate_of_the_backbone() -> None:
+    assert derived(DataFacts(600, BALANCED), IMAGENET)[0].recipe.optimizer.backbone_lr_scale == 0.2
+    assert (
+        derived(DataFacts(600, BALANCED), IMAGENET, optimizer__layer_decay=0.7)[0].recipe.optimizer.backbone_lr_scale
+        == 1
+    )
+
+
 def test_the_images_of_a_run_are_those_its_weights_were_trained_on() -> None:
     preprocess = {"size": 96, "resize": 110, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
     weights = WeightFacts("runs/a/1", "resnet18", {"width": 32}, preprocess)
