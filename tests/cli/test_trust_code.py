@@ -88,3 +88,11 @@ def test_weights_that_name_their_network_are_trusted_before_it_is_imported(
     assert not Path("imported").exists() and not Path("tuned").exists()
     assert code("train", "finetune", *options, "--trust-code") == ExitCode.OK
     assert Path("imported").exists()
+
+
+def test_a_recipe_whose_values_are_derived_from_data_is_shown_without_importing_its_network(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("theirs.yaml").write_text("extends: finetune\nmodel: {name: nets_p:Net}\ndata: {source: synthetic}\n")
+    assert code("recipes", "show", "theirs.yaml", "--data", ".") == ExitCode.OK
+    assert "nets_p:Net" in capsys.readouterr().out and not Path("imported").exists()

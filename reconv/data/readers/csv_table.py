@@ -185,7 +185,7 @@ def _rows(path: Path, text: str, by_class: bool) -> Iterator[Row]:
                 raise row_error(path, reader.line_num, "row has no file")
             if by_class and not row["label"]:
                 why = "only with task: multilabel may an image have no label"
-                then = "correct or remove the line; or --set task=multilabel"
+                then = "correct or remove the line; if images have several labels, use a recipe with task: multilabel"
                 raise row_error(path, reader.line_num, "row has no label", why, then)
             yield reader.line_num, row, _split(path, reader.line_num, row)
     except csv.Error as error:

@@ -157,7 +157,7 @@ def _wrong_task(detected: DetectedDataset, boxes: bool) -> DataError:
         f"{detected.kind} data has {content}, but the recipe's task is {task}",
         where=str(detected.path),
         why=detected.why,
-        then=f"reconv train {'resnet50' if boxes else 'ssd-resnet34'} --data {detected.path}",
+        then=f"reconv train {'finetune' if boxes else 'finetune-detection'} --data {detected.path}",
     )
 
 

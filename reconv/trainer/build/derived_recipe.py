@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
+from reconv.custom_code import add_folders, is_import_path
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import I64, Dataset, class_counts, evenly_spaced
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
@@ -20,7 +21,6 @@ from reconv.recipe.fields import flatten
 from reconv.recipe.loader import Override, load
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.code import import_code
 from reconv.trainer.build.datasets import data_path, open_split
 from reconv.trainer.build.weight_facts import weight_facts
 
@@ -50,7 +50,8 @@ def load_derived(name: str, overrides: Sequence[Override] = (), resumed: Recipe 
         resolved = load(name, overrides, _kept(resolved, resumed))
         note = "values derived from the data are those of the run that is resumed"
         return DerivedRecipe(replace(resolved, notes=(note, *resolved.notes)))
-    import_code(recipe)
+    if is_import_path(recipe.data.source):  # of your own code only the dataset is imported here
+        add_folders(recipe.code_path)
     weights = weight_facts(recipe, is_model_set="model.name" in resolved.fixed)
     derived = derive(recipe, resolved.fixed, data_facts(recipe), weights)
     resolved = load(name, overrides, [(d.name, d.value, f"derived: {d.why}") for d in derived])

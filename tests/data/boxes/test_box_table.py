@@ -84,7 +84,7 @@ def test_no_usable_box_and_data_of_another_task_are_errors(coco: Path, tmp_path:
     assert len(opened(empty, empty_images="keep")) == 1
     with pytest.raises(DataError, match="coco data has boxes, but the recipe's task is classification") as caught:
         open_dataset("auto", coco, "train", DataConfig())
-    assert "ssd-resnet34" in caught.value.then
+    assert "reconv train finetune-detection --data" in caught.value.then
     tree = tmp_path / "tree"
     for split in ("train", "val"):
         (tree / split / "cat").mkdir(parents=True)
