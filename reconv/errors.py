@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from reconv.printable import PrintableLines, printable, printable_lines
+from reconv.printable import printable, printable_lines
 
 
 class ExitCode(IntEnum):
@@ -116,8 +116,9 @@ class RemoteRankError(ReconvError):
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RemoteRankError:
         """The error that `to_dict` described."""
-        texts = {name: PrintableLines(fields[name]) for name in ("where", "why", "then")}  # printable since `to_dict`
-        error = cls(PrintableLines(fields["what"]), **texts)
+        # `to_dict` has escaped the newlines that were not meant.
+        texts = {name: printable_lines(*fields[name].split("\n")) for name in ("what", "where", "why", "then")}
+        error = cls(texts.pop("what"), **texts)
         error.code, error.is_reported = ExitCode(fields["code"]), fields["is_reported"]
         return error
 

@@ -52,7 +52,9 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
                 topic = result.topic
                 click.secho(f"\n{topic}", bold=True)
             mark, color = _MARKS[result.level]
-            click.echo(f"  {result.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {printable(result.text)}")
+            click.echo(
+                f"  {printable(result.name):<{width}}  {click.style(f'{mark:<7}', fg=color)}  {printable(result.text)}"
+            )
             if result.advice:
                 click.echo(f"  {'':<{width}}           -> {printable(result.advice)}")
     return ExitCode.OK if has_requirements(results) else ExitCode.USAGE

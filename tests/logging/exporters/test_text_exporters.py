@@ -105,7 +105,7 @@ def test_no_exporter_is_enabled_by_default() -> None:
     run = _train("run", "off")
     assert {path.name for path in run.iterdir()} == {
         *("recipe.yaml", "events.jsonl", "summary.json", "report.html", "best.json", "lock", "checkpoints", "images"),
-        "classification.json",
+        *("classification.json", "run.json", "alive"),
     }
 
 
