@@ -97,7 +97,7 @@ def test_json_file_has_the_ratio_to_the_baseline(tree: Path, tmp_path: Path, mon
     assert result["jpeg_decoder"] == ("simplejpeg" if choose_decoder("auto") == "pillow" else "native")
     assert result["workers"] == 2
     assert result["scaling"] == pytest.approx(statistics.median(result["scaling_windows"]))
-    assert result["num_images"] == 9
+    assert result["num_images"] == 7  # of nine, two are held out for validation
     assert not list(tmp_path.glob("reconv-bench-*"))
 
 

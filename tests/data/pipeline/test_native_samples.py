@@ -48,6 +48,8 @@ def mixed(tmp_path: Path) -> FolderDataset:
         (tmp_path / "train" / class_name).mkdir(parents=True)
         for name, data in files.items():
             (tmp_path / "train" / class_name / name).write_bytes(data)
+        (tmp_path / "val" / class_name).mkdir(parents=True)  # else a part of train/ would be held out
+        (tmp_path / "val" / class_name / "b.jpg").write_bytes(files["b.jpg"])
     return FolderDataset(tmp_path, "train")
 
 
@@ -188,9 +190,9 @@ def test_files_are_always_closed(mixed: FolderDataset, tmp_path: Path) -> None:
 
 
 def test_an_image_with_too_many_pixels_is_not_filled(tmp_path: Path) -> None:
-    folder = tmp_path / "train" / "cat"
-    folder.mkdir(parents=True)
-    Image.new("L", (10_000, 9_000)).save(folder / "large.jpg")
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("L", (10_000, 9_000)).save(tmp_path / split / "cat" / "large.jpg")
     with pytest.raises(DataError, match="too large"):
         rows_of(DecodePipeline(FolderDataset(tmp_path, "train"), SPEC, NATIVE), [0])
 
