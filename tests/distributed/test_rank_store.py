@@ -25,8 +25,9 @@ from reconv.io import wait
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines of half a second, with a line every tenth."""
+    monkeypatch.setattr(wait, "WAIT_TIMEOUT_S", 0.5)
     defaults = wait.ProcessWait.__init__.__defaults__
-    monkeypatch.setattr(wait.ProcessWait.__init__, "__defaults__", (0.5, 0.1, *defaults[2:]))
+    monkeypatch.setattr(wait.ProcessWait.__init__, "__defaults__", (0.1, *defaults[1:]))
 
 
 def launch_env(rank: int, port: int, world_size: int = 2) -> LaunchEnv:
