@@ -12,6 +12,7 @@ from types import FrameType
 import pytest
 import torch
 
+from reconv import custom_code
 from reconv.device.amx import disable_broken_amx
 
 # oneDNN reads its limits once, at its first use in a process: before any test.
@@ -38,6 +39,12 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_loaded_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code of users is loaded: the errors of a test must not look like those of code that an earlier test loaded."""
+    monkeypatch.setattr(custom_code, "_roots", {})
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def num_parameters() -> int:
     return sum(p.numel() for p in build_model("resnet8_cifar", num_classes=10, in_channels=1).parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "bytes_each"),
     [

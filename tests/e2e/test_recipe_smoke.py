@@ -86,6 +86,7 @@ def distinct() -> list[list[str]]:
 NUM_PARTS = 4  # so that the cores of a test run share the work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_small_copy_of_each_distinct_preset_trains(part: int, tmp_path: Path) -> None:
     assert len(distinct()) > 30

@@ -80,6 +80,7 @@ def next_number(server: subprocess.Popen[str]) -> int:
     raise AssertionError("the fork server has ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGRTMIN+2"])
 def test_a_signal_to_all_processes_of_a_run_saves_and_exits_with_75(
     fork_server: subprocess.Popen[str], tmp_path: Path, name: str

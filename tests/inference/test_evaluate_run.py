@@ -81,6 +81,7 @@ def test_all_by_several_ranks_writes_the_rows_of_one_process(classifier: Path, t
     assert (copies[1] / "evaluations.csv").read_text() == (copies[0] / "evaluations.csv").read_text()
 
 
+@pytest.mark.slow
 def test_several_devices_are_processes_of_their_own(classifier: Path) -> None:
     [one] = reconv.evaluate(classifier, batch_size=50)
     [result] = reconv.evaluate(classifier, batch_size=50, devices=2, device="cpu")

@@ -50,6 +50,7 @@ def test_micro_batches_give_the_same_bits(mode: str, train: Train) -> None:
     assert differing(whole, train("unclipped", {**settings, "optimizer.clip_grad": "off"})) != []
 
 
+@pytest.mark.slow
 def test_ranks_with_sharded_state_give_the_bits_of_one_process(train: Train) -> None:
     settings = {**SHORT, **LAMB, "parallel.reduce": "ordered"}
     folder = Path.cwd() / "sharded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ranks import in_ranks
 
 import reconv
@@ -49,6 +50,7 @@ def evaluations(outcome: Outcome) -> list[EvalFinished]:
     return [event for event in read_events(outcome.folder.events) if isinstance(event, EvalFinished)]
 
 
+@pytest.mark.slow
 def test_detector_trains_and_evaluates_the_same_on_1_2_3_and_4_ranks() -> None:
     settings = {**SHORT, "parallel.reduce": "ordered"}
     one = trained(1, settings)

@@ -114,6 +114,7 @@ def trained(size: int, given: dict[str, str], name: str) -> Outcome:
     return Outcome(folder, {})
 
 
+@pytest.mark.slow
 def test_ordered_reduction_and_a_sharded_optimizer_give_the_bits_of_one_rank(weights: str) -> None:
     given = settings(weights, parallel__reduce="ordered")
     one = trained(1, given, "ordered")
@@ -121,6 +122,7 @@ def test_ordered_reduction_and_a_sharded_optimizer_give_the_bits_of_one_rank(wei
     assert differing(one, trained(1, given | {"batch.micro": "16"}, "micro")) == []
 
 
+@pytest.mark.slow
 def test_fast_reduction_sums_each_gradient_once_after_the_switch(weights: str) -> None:
     """DDP is made for one set of trained parameters: the first one would not reduce those of the backbone."""
     given = settings(weights, precision__mode="fp64")

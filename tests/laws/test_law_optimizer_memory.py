@@ -53,6 +53,7 @@ def test_sharded_optimizer_saves_the_checkpoint_of_one_process(train: Train, kin
     assert differing(whole, Outcome(folder, {})) == []
 
 
+@pytest.mark.slow
 def test_sharded_run_resumes_on_another_number_of_ranks(train: Train) -> None:
     divided = {**SHORT, "memory.shard_optimizer": "true"}
     whole = train("whole", {**SHORT, "length": "6step"})

@@ -84,12 +84,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(train: Train, tmp_path: Path
     assert exported == values
 
 
+@pytest.mark.slow
 def test_micro_batches_and_workers_do_not_change_the_run(train: Train) -> None:
     whole = train("whole", {**OWN, "batch.micro": "24"})
     changed = {"batch.micro": "16", "data.num_workers": "2", "data.backend": "processes", "evaluate.batch_size": "7"}
     assert_same_run(whole, train("other", {**OWN, **changed}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [0, 5])
 def test_two_ranks_equal_one_also_when_a_callback_stops_them(stop_at: int) -> None:
     settings = {**OWN, "callbacks": f"[{{name: own_code:Count, options: {{stop_at: {stop_at}}}}}]"}

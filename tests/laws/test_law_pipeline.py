@@ -70,6 +70,7 @@ def test_pipeline_equals_one_process_bitwise(schedule: str, cut: dict[str, str])
     assert logged_metrics(one) == logged_metrics(several)
 
 
+@pytest.mark.slow
 def test_two_pipeline_replicas_agree_to_1e_12_in_fp64() -> None:
     settings = {**SHORT, "precision.mode": "fp64", "batch.micro": "16", "batch.size": "64"}
     one, several = trained(1, settings, "one"), trained(4, {**settings, **TWO}, "several")

@@ -29,6 +29,7 @@ GROWING = {
 }
 
 
+@pytest.mark.slow
 def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, tmp_path: Path) -> None:
     """One run is stopped before a change, at a change and at the next one."""
     whole = train("whole", GROWING)

@@ -91,6 +91,7 @@ def test_fast_reduction_gives_the_first_loss_of_one_rank() -> None:
     assert losses(several)[0] == pytest.approx(losses(one)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "group"), [(3, "all"), (4, "25")])
 def test_group_spanning_ranks_equals_the_group_on_one_rank(size: int, group: str) -> None:
     settings = {**LONGER_IN_FP64, "batch.size": "50", "batch.group": group, "batch.micro": "auto"}

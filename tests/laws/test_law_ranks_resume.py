@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import in_ranks
 
@@ -53,6 +54,7 @@ def test_run_stopped_on_4_ranks_and_resumed_on_2_equals_uninterrupted_run() -> N
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
 
 
+@pytest.mark.slow
 def test_evaluation_and_report_images_do_not_depend_on_the_number_of_ranks() -> None:
     settings = {
         **ORDERED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,9 @@ def test_a_resumed_run_keeps_its_values_and_refuses_other_data(flowers: Path, tm
     assert [name for name in one if not torch.equal(one[name], other[name])] == [] and len(one) > 60
 
 
-def test_weights_of_a_run_bring_their_network_and_images(flowers: Path, tmp_path: Path) -> None:
+def test_weights_of_a_run_bring_their_network_and_images(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {"model.name": "resnet8_cifar", "data.preprocess.size": 24, "data.preprocess.mean": [0.4, 0.4, 0.4]}
     first = reconv.train(
         "finetune",
@@ -123,6 +126,7 @@ def test_weights_of_a_run_bring_their_network_and_images(flowers: Path, tmp_path
     assert str(recipe.model.freeze_until) == "10%" and notes_of(tuned)[-1] == UNFROZEN
     by_name = load_derived("finetune", [("data.path", flowers, ""), ("model.init", "torchvision:resnet50.v2", "")])
     assert by_name.recipe.model.name == "resnet50"
+    monkeypatch.setitem(sys.modules, "timm", None)  # not installed
     external = load_derived("finetune", [("data.path", flowers, ""), ("model.init", "timm:convnext_tiny.in12k", "")])
     assert external.recipe.model.name == "timm:convnext_tiny"
 

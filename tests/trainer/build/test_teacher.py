@@ -72,6 +72,7 @@ def test_alpha_zero_equals_the_run_without_a_teacher(run: Run, teacher: Path) ->
     assert [name for name in plain if not plain[name].equal(idle[name])] == []
 
 
+@pytest.mark.slow
 def test_k_micro_batches_equal_one_batch_with_a_teacher(run: Run, teacher: Path) -> None:
     settings = {"distill__teacher": str(teacher), "parallel__reduce": "ordered"}
     one, split = bits(run("one", batch__micro="60", **settings)), bits(run("split", batch__micro="15", **settings))
