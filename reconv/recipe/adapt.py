@@ -20,7 +20,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import Duration, parse_rate
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reconv.recipe import yaml_document as document
 from reconv.recipe.fields import is_derived, schema_fields
-from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import ScheduleConfig
 
 OVERRIDES = 1_000_000  # the layer of overrides, after every file

@@ -30,7 +30,8 @@ from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
 from reconv.recipe.resolved import Resolved
-from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
+from reconv.recipe.rules.contradiction import ContradictionError
+from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import BatchConfig, Recipe, ScheduleConfig
 from reconv.recipe.units import BatchPerDevice, Duration, split_rate
 

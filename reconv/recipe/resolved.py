@@ -26,7 +26,7 @@ from reconv.recipe.adapt import (
 )
 from reconv.recipe.fields import is_derived
 from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
-from reconv.recipe.rules import ContradictionError
+from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 
 

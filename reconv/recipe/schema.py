@@ -16,7 +16,8 @@ from reconv.recipe.code_fields import NamedCode, Options, parse_list
 from reconv.recipe.data_fields import AugmentConfig, DataConfig
 from reconv.recipe.detection_fields import DetectionConfig
 from reconv.recipe.loss_fields import LossConfig
-from reconv.recipe.rules import ContradictionError, contradictions
+from reconv.recipe.rules import contradictions
+from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.units import (
     BatchSize,
     Duration,

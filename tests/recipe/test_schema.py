@@ -13,7 +13,7 @@ from reconv.errors import RecipeError
 from reconv.recipe.fields import schema_fields, section_type
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import MeasuredResult, PublishedResult, Recipe, ScheduleConfig
 from reconv.recipe.units import Section
 from reconv.trainer.lr_schedule import learning_rate
