@@ -1,9 +1,11 @@
 """The Python API: `train`, `load`, `evaluate`, `predict`, `average`, `dry_run` and what they return."""
 
 from reconv.inference.evaluate_run import evaluate
+from reconv.inference.image_reader import ImageSample
+from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.predict_files import predict
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
-from reconv.inference.predictor import EvalResult, Predictor, load
+from reconv.inference.predictor import Predictor, load
 from reconv.trainer.checkpoint_average import AveragedWeights, average
 from reconv.trainer.custom_callbacks import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
@@ -18,6 +20,7 @@ __all__ = [
     "DetectedBox",
     "DryRunResult",
     "EvalResult",
+    "ImageSample",
     "Prediction",
     "PredictionList",
     "Predictor",

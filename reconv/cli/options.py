@@ -201,6 +201,35 @@ def model_options(command: CommandFunction) -> CommandFunction:
     return command
 
 
+def backend_options(command: CommandFunction) -> CommandFunction:
+    """The options that choose how the network of RUN computes and how images are decoded."""
+    for option in (
+        click.option(
+            "--decoder",
+            type=click.Choice(["auto", "pillow", "native", "gpu"]),
+            default="auto",
+            show_default=True,
+            help="What decodes JPEG images: Pillow, the compiled decoder, or the GPU's.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
+            default="auto",
+            show_default=True,
+            help="Precision of the network [auto: as trained, where the device is fast in it].",
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["auto", "eager", "folded", "fused", "onnxruntime"]),
+            default="auto",
+            show_default=True,
+            help="How the network runs: eager is as in training, bit for bit; auto is the fastest that equals it.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def start_kernel_compiler(device: str, devices: int | None) -> None:
     """Start the kernel compiler process before torch is imported, unless this process only launches others."""
     from reconv.kernels.jit import compile_process

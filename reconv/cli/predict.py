@@ -9,6 +9,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    backend_options,
     emit_json,
     json_option,
     model_options,
@@ -21,6 +22,8 @@ from reconv.errors import DataError
 
 if TYPE_CHECKING:
     from reconv.api import Prediction
+    from reconv.inference.backends.backend import BackendName, Precision
+    from reconv.inference.image_reader import DecoderName
 
 _MAX_BAD_LISTED = 5
 
@@ -44,6 +47,7 @@ _MAX_BAD_LISTED = 5
     "--save-images", metavar="DIR", type=click.Path(), help="Detectors: write a copy of each image with its boxes."
 )
 @model_options
+@backend_options
 @json_option
 def predict(
     run: str,
@@ -56,6 +60,9 @@ def predict(
     best: bool,
     recipe: str | None,
     trust_code: bool,
+    backend: BackendName,
+    precision: Precision,
+    decoder: DecoderName,
     json_file: str | None,
 ) -> None:
     """Predict the classes or boxes of images, or of every image in a folder.
@@ -82,6 +89,9 @@ def predict(
         weights=weights or "auto",
         best=best,
         recipe=recipe,
+        backend=backend,
+        precision=precision,
+        decoder=decoder,
         trust_code=trust_or_ask(trust_code),
         skip_bad=True,
         log=print_note,

@@ -74,10 +74,21 @@ def evaluate(
     `step_boundary` is called after each batch, for devices that collect work into graphs.
     """
     with eval_mode(step.model), torch.no_grad():
-        for batch in batches:
-            if stop_requested():
-                raise EvaluationStopped
-            outputs, prepared = step(batch)
-            metrics.update(outputs, prepared)
-            step_boundary()
+        return update_metrics(metrics, batches, step, stop_requested, step_boundary)
+
+
+def update_metrics(
+    metrics: AnyMetrics,
+    batches: Iterable[Batch],
+    step: Callable[[Batch], tuple[Any, Batch]],
+    stop_requested: Callable[[], bool] = lambda: False,
+    step_boundary: Callable[[], None] = lambda: None,
+) -> AnyMetrics:
+    """The same for any function from a batch to outputs and the batch they are for."""
+    for batch in batches:
+        if stop_requested():
+            raise EvaluationStopped
+        outputs, prepared = step(batch)
+        metrics.update(outputs, prepared)
+        step_boundary()
     return metrics

@@ -16,9 +16,12 @@ from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import CheckpointError, UsageError
+from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
+from reconv.inference.image_reader import DecoderName
 from reconv.inference.load_model import read_saved_model
-from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log
+from reconv.inference.model_evaluation import EvalResult, LogFunction
+from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
@@ -42,6 +45,9 @@ class EvalArgs:
     samples: int | None
     per_class: bool
     recipe: str | None
+    backend: BackendName
+    precision: Precision
+    decoder: DecoderName
     trust_code: TrustCode
 
 
@@ -59,6 +65,9 @@ def evaluate(
     samples: int | None = None,
     per_class: bool = False,
     recipe: str | None = None,
+    backend: BackendName = "auto",
+    precision: Precision = "auto",
+    decoder: DecoderName = "auto",
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
@@ -70,7 +79,8 @@ def evaluate(
     function that can be imported.
     """
     args = EvalArgs(
-        run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, trust_code
+        run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
+        decoder, trust_code,
     )  # fmt: skip
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
@@ -104,8 +114,12 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         weights=args.weights,
         recipe=args.recipe,
         device=args.device,
+        backend=args.backend,
+        precision=args.precision,
+        decoder=args.decoder,
         trust_code=args.trust_code,
         launch_env=process_group.launch_env,
+        log=log,
     )
     return predictor.evaluate(
         args.data,

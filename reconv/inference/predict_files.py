@@ -12,9 +12,13 @@ from reconv.data.decode.pillow import decode_image
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
+from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.image_input import ImageFile
+from reconv.inference.image_reader import DecoderName
+from reconv.inference.model_evaluation import LogFunction
+from reconv.inference.output_predictions import MIN_SCORE
 from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
-from reconv.inference.predictor import MIN_SCORE, LogFunction, Predictor, find_model, no_log
+from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import read_detection_analysis
 
@@ -30,6 +34,9 @@ def predict(
     weights: str = "auto",
     best: bool = False,
     recipe: str | None = None,
+    backend: BackendName = "auto",
+    precision: Precision = "auto",
+    decoder: DecoderName = "auto",
     skip_bad: bool = False,
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
@@ -41,7 +48,16 @@ def predict(
     """
     files = list({file.path: file for path in dict.fromkeys(map(Path, paths)) for file in _image_files(path)}.values())
     predictor = Predictor.load(
-        run, best=best, weights=weights, recipe=recipe, device=device, trust_code=trust_code, log=log
+        run,
+        best=best,
+        weights=weights,
+        recipe=recipe,
+        device=device,
+        backend=backend,
+        precision=precision,
+        decoder=decoder,
+        trust_code=trust_code,
+        log=log,
     )
     if min_score is None and predictor.is_detector:
         _log_threshold(find_model(run, best, no_log).run, log)

@@ -1,12 +1,12 @@
-"""`Predictor`: the one way from images to predictions, for eval, predict and Python."""
+"""`Predictor`: the one way from images to predictions, for eval, predict, serve and Python."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,74 +14,47 @@ from torch import Tensor, nn
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
-from reconv.data.dataset import Dataset, Split
-from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.transforms.host_transforms import eval_transform
+from reconv.data.dataset import Split
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import DataError, UsageError
-from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate, merge_ranks
-from reconv.inference.image_input import ImageFile, ImageInput, split_images, to_pil
+from reconv.errors import DataError
+from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
+from reconv.inference.backends.choose import choose_backend
+from reconv.inference.eval_data import ModelClasses
+from reconv.inference.evaluate import InferenceStep
+from reconv.inference.image_input import ImageFile, ImageInput, split_images
+from reconv.inference.image_reader import DecoderName, ImageReader, ImageSample
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
-from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
+from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
+from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, select_outputs, to_host
+from reconv.inference.predictions import Prediction, PredictionList
 from reconv.machine import Machine, cores_per_process
-from reconv.metrics.analysis import analyze_metrics
-from reconv.metrics.coco_eval import INSTALL, has_coco_eval
-from reconv.metrics.multilabel_metrics import THRESHOLD
-from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
-from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
-from reconv.trainer.build.datasets import limit_samples
-from reconv.trainer.build.loaders import build_eval_loader, build_eval_preprocess
+from reconv.trainer.build.loaders import build_eval_preprocess
 from reconv.trainer.build.network import Network
-from reconv.trainer.build.task_builder import build_postprocess, build_task
-from reconv.trainer.run_setup import check_same_data
+from reconv.trainer.build.task_builder import build_postprocess
 
 BATCH_SIZE = 64
-TOP_K = 5
-MIN_SCORE = 0.3
-_BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
-
-LogFunction = Callable[[str], None]
 
 
 def no_log(text: str) -> None:
     """Discard a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalResult:
-    """The metrics of one set of weights on the validation set."""
+class LoadOptions(TypedDict, total=False):
+    """The options of `Predictor.load`, but for `log`."""
 
-    path: Path
-    step: int | None
-    weights: str  # raw, ema or averaged
-    metrics: dict[str, float]
-    num_samples: int
-    skipped: int = 0  # images that could not be read; they are not part of the metrics
-    partial: bool = False  # only a part of the validation set was evaluated
-    split: str = "val"
-    data: str = ""  # what was evaluated, for people
-    wall_s: float | None = field(default=None, compare=False)  # of the pass over the images; None: an earlier result
-    analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
-
-    @property
-    def images_per_s(self) -> float | None:
-        return self.num_samples / self.wall_s if self.wall_s else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """A decoded image, resized and cropped for the model, and its original size."""
-
-    image: ImageInput  # as it was passed
-    path: Path | None
-    pixels: Tensor  # [channels, size, size] uint8
-    width: int
-    height: int
+    best: bool
+    weights: str
+    recipe: str | None
+    device: str
+    backend: BackendName
+    precision: Precision
+    decoder: DecoderName
+    trust_code: TrustCode
+    model: Any
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,9 +69,12 @@ class Predictor:
     path: Path
     weights: str  # raw, ema or averaged
     step: int | None
+    backend: InferenceBackend
+    read: ImageReader  # read(image) -> ImageSample, in any thread; raises DataError
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
     @classmethod
     def load(
@@ -109,6 +85,9 @@ class Predictor:
         weights: str = "auto",
         recipe: str | None = None,
         device: str = "auto",
+        backend: BackendName = "auto",
+        precision: Precision = "auto",
+        decoder: DecoderName = "auto",
         trust_code: TrustCode = False,
         model: Any = None,
         log: LogFunction = no_log,
@@ -116,12 +95,21 @@ class Predictor:
         """Load a run directory, a checkpoint directory, a weights file or published weights.
 
         `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A weights file of another program
-        needs `recipe`. With `trust_code`, code that the recipe of the run names is imported; `model` is the network of
-        a run that got it from Python.
+        needs `recipe`. `backend` is how the network runs: `auto` takes the fastest that a check finds equal to `eager`,
+        the network as trained. With `trust_code`, code that the recipe of the run names is imported; `model` is the
+        network of a run that got it from Python.
         """
-        located = find_model(run, best, log)
         return cls.from_located(
-            located, weights=weights, recipe=recipe, device=device, trust_code=trust_code, model=model
+            find_model(run, best, log),
+            weights=weights,
+            recipe=recipe,
+            device=device,
+            backend=backend,
+            precision=precision,
+            decoder=decoder,
+            trust_code=trust_code,
+            model=model,
+            log=log,
         )
 
     @classmethod
@@ -132,9 +120,13 @@ class Predictor:
         weights: str,
         recipe: str | None,
         device: str,
+        backend: BackendName = "auto",
+        precision: Precision = "auto",
+        decoder: DecoderName = "auto",
         trust_code: TrustCode = False,
         model: Any = None,
         launch_env: LaunchEnv = SINGLE_PROCESS,
+        log: LogFunction = no_log,
     ) -> Predictor:
         """Load what was located; one of several processes on this machine takes its own device and share of cores."""
         saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code, model=model)
@@ -151,6 +143,8 @@ class Predictor:
             path=saved.path,
             weights=saved.weights,
             step=saved.step,
+            backend=choose_backend(saved.recipe, network, opened, backend, precision, log),
+            read=ImageReader(saved.recipe.data.preprocess, decoder),
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
@@ -166,7 +160,7 @@ class Predictor:
 
     @property
     def module(self) -> nn.Module:
-        """The network, on its device and in eval mode."""
+        """The network as trained, on its device and in eval mode."""
         return self.network.model
 
     @property
@@ -176,8 +170,7 @@ class Predictor:
 
     def preprocess(self, images: ImageInput | Iterable[ImageInput]) -> Tensor:
         """Images as the network takes them: a batch [n, channels, size, size] on its device; n is 1 for one image."""
-        samples = [self._read(image, skip_bad=False) for image in split_images(images)[0]]
-        batch = self._collate([sample for sample in samples if isinstance(sample, _Sample)])
+        batch = self._collate([self.read(image) for image in split_images(images)[0]])
         prepared = build_eval_preprocess(self.recipe, self.network)(batch)["images"]
         return prepared.to(next(self.module.parameters()).dtype)
 
@@ -195,9 +188,14 @@ class Predictor:
 
     @property
     def inference_step(self) -> InferenceStep:
-        """From a batch on the device to the model's outputs."""
+        """From a batch on the device to the outputs of the network as trained."""
         preprocess = build_eval_preprocess(self.recipe, self.network)
         return InferenceStep(self.network.model, preprocess, self.network.precision, self.recipe.evaluate.tta)
+
+    def warm_up(self, batch_sizes: Sequence[int] = (BATCH_SIZE,)) -> None:
+        """Prepare batches of these sizes, so that the first of them is as fast as the next."""
+        with self._lock:
+            self.backend.warm_up(batch_sizes)
 
     def predict(
         self,
@@ -215,26 +213,28 @@ class Predictor:
         multi-label model its `top` labels (all) with at least 0.5. With `skip_bad`, an image that cannot be read does
         not raise `DataError`; its prediction has the `error`.
         """
-        if min_score is not None and self.recipe.task == "classification":
-            raise UsageError(
-                "--min-score is for detectors and multi-label models, and this model gives one class per image",
-                then="omit --min-score",
-            )
-        if self.is_detector:
-            to_predictions = self._to_boxes(top, min_score)
-        elif self.recipe.task == "multilabel":
-            to_predictions = self._to_labels(top, THRESHOLD if min_score is None else min_score)
-        else:
-            to_predictions = self._to_classes(top)
+        Selection(top, min_score).check(self.recipe.task)
         items, _ = split_images(images)
-        step, predictions = self.inference_step, PredictionList()
-        with eval_mode(self.network.model):
-            for start in range(0, len(items), batch_size):
-                chunk = [self._read(image, skip_bad) for image in items[start : start + batch_size]]
-                samples = [sample for sample in chunk if isinstance(sample, _Sample)]
-                good = iter(to_predictions(step(self._collate(samples))[0], samples) if samples else ())
-                predictions += [next(good) if isinstance(item, _Sample) else item for item in chunk]
+        predictions = PredictionList()
+        for start in range(0, len(items), batch_size):
+            chunk = [self._read(image, skip_bad) for image in items[start : start + batch_size]]
+            samples = [sample for sample in chunk if isinstance(sample, ImageSample)]
+            good = iter(self.predict_samples(samples, top=top, min_score=min_score))
+            predictions += [next(good) if isinstance(item, ImageSample) else item for item in chunk]
         return predictions
+
+    def predict_samples(
+        self, samples: Sequence[ImageSample], *, top: int | None = None, min_score: float | None = None
+    ) -> PredictionList:
+        """The prediction for each image that `read` returned: one batch of the network, one thread at a time."""
+        selection = Selection(top, min_score)
+        selection.check(self.recipe.task)
+        if not samples:
+            return PredictionList()
+        with self._lock, torch.no_grad():
+            outputs = self.backend(self._collate(samples)["images"])
+            selected = to_host(select_outputs(outputs, self.recipe.task, selection, self._postprocess()))
+        return PredictionList(make_predictions(selected, samples, self._output_classes, selection))
 
     def evaluate(
         self,
@@ -251,125 +251,45 @@ class Predictor:
 
         With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result.
         """
-        process_group = process_group or ProcessGroup.single()
-        recipe, whole = self.recipe, open_eval_set(self.recipe, self.model_classes, data, split)
-        if data is not None or split is not None:
-            log(f"data: {whole.origin}")
-        dataset = limit_samples(whole, samples)
-        check_same_data(process_group, dataset)
-        if self.is_detector and not has_coco_eval():
-            log(f"COCO metrics are not computed: {INSTALL}")
-        task = build_task(recipe, dataset, self.device)
-        bad = BadSamples(
-            recipe.data.bad_images.limit,
-            lambda bad: log(f"skipped {bad.path}: {bad.why}"),
-            process_group.all_gather if process_group.world_size > 1 else None,
-            _BAD_IMAGE_HINT,
+        model = EvalModel(
+            self.recipe, self.model_classes, self.backend, self.device, self.path, self.step, self.weights
         )
-        batch_size = batch_size or recipe.evaluate.batch_size
-        loader = build_eval_loader(
-            recipe, dataset, self.device, batch_size, _num_workers(recipe, dataset, process_group), bad, process_group
-        )
-        start_s = time.perf_counter()
-        metrics = evaluate(self.inference_step, task.metrics(), loader, step_boundary=self.device.step_boundary)
-        merge_ranks(metrics, bad, process_group)
-        values = metrics.compute()
-        wall_s = time.perf_counter() - start_s
-        return EvalResult(
-            self.path,
-            self.step,
-            self.weights,
-            values,
-            metrics.num_samples,
-            skipped=len(bad.known("val")),
-            partial=len(dataset) < len(whole),
-            split=split or "val",
-            data=whole.origin,
-            wall_s=wall_s,
-            analysis=analyze_metrics(metrics, dataset.class_names) if per_class else None,
-        )
+        request = EvalRequest(data, split, batch_size, samples, per_class)
+        with self._lock:
+            return evaluate_model(model, request, process_group or ProcessGroup.single(), log)
 
-    def _read(self, image: ImageInput, skip_bad: bool) -> _Sample | Prediction:
+    def _read(self, image: ImageInput, skip_bad: bool) -> ImageSample | Prediction:
         """The image as the model sees it, or, where it cannot be read and `skip_bad`, a prediction with the error."""
-        image = ImageFile(Path(image)) if isinstance(image, str | Path) else image
-        path = image.path if isinstance(image, ImageFile) else None
-        preprocess = self.recipe.data.preprocess
         try:
-            pil = to_pil(image, preprocess.channels)
+            return self.read(image)
         except DataError as error:
             if not skip_bad:
                 raise
-            return Prediction(path, error=f"{error.what}: {error.why}" if error.why else error.what)
-        return _Sample(image, path, torch.tensor(eval_transform(pil, preprocess)), pil.width, pil.height)
+            path = image.path if isinstance(image, ImageFile) else image if isinstance(image, str | Path) else None
+            return Prediction(
+                None if path is None else Path(path), error=f"{error.what}: {error.why}" if error.why else error.what
+            )
 
-    def _collate(self, samples: Sequence[_Sample]) -> Batch:
+    def _collate(self, samples: Sequence[ImageSample]) -> Batch:
         rows = torch.arange(len(samples))
         tensors = {"images": torch.stack([sample.pixels for sample in samples]), "indices": rows, "targets": rows * 0}
         return Batch(tensors, rows, (len(samples),)).map(self.device.move)
 
-    def _to_classes(self, top: int | None) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
-        def to_predictions(logits: Tensor, samples: Sequence[_Sample]) -> Iterator[Prediction]:
-            scores, labels = to_accumulate_dtype(logits).softmax(dim=1).topk(min(top or TOP_K, logits.shape[1]))
-            for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
-                pairs = zip(row_scores, row_labels, strict=True)
-                classes = tuple(ClassScore(self.classes[label], score, label) for score, label in pairs)
-                yield Prediction(sample.path, classes, image=sample.image)
+    @property
+    def _output_classes(self) -> OutputClasses:
+        return OutputClasses(self.recipe.task, self.classes, self.class_ids)
 
-        return to_predictions
-
-    def _to_labels(self, top: int | None, min_score: float) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
-        def to_predictions(logits: Tensor, samples: Sequence[_Sample]) -> Iterator[Prediction]:
-            scores, labels = to_accumulate_dtype(logits).sigmoid().sort(dim=1, descending=True, stable=True)
-            for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
-                pairs = [pair for pair in zip(row_scores, row_labels, strict=True) if pair[0] >= min_score][:top]
-                classes = tuple(ClassScore(self.classes[label], score, label) for score, label in pairs)
-                yield Prediction(sample.path, classes, image=sample.image)
-
-        return to_predictions
-
-    def _to_boxes(
-        self, top: int | None, min_score: float | None
-    ) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
-        postprocess = build_postprocess(self.recipe, self.device)
-        threshold = MIN_SCORE if min_score is None else min_score
-
-        def to_predictions(outputs: Any, samples: Sequence[_Sample]) -> Iterator[Prediction]:
-            detections = postprocess(outputs).cpu()
-            for row, sample in enumerate(samples):
-                found = boxes_in_pixels(detections, row, sample.width, sample.height, self.classes, self.class_ids)
-                boxes = [box for box in found if box.score >= threshold][:top]
-                yield Prediction(sample.path, boxes=tuple(boxes), image=sample.image)
-
-        return to_predictions
+    def _postprocess(self) -> Callable[[Any], Detections] | None:
+        return build_postprocess(self.recipe, self.device) if self.is_detector else None
 
 
-def _num_workers(recipe: Recipe, dataset: Dataset, process_group: ProcessGroup) -> int:
-    """The number of decoding threads: as in training, or one per core."""
-    if recipe.data.num_workers != "auto":
-        return recipe.data.num_workers
-    if dataset.kind in IN_MEMORY:
-        return 0
-    return min(cores_per_process(Machine(), process_group.launch_env.local_world_size), AUTO_THREADS)
-
-
-def load(
-    run: str | Path,
-    *,
-    best: bool = False,
-    weights: str = "auto",
-    recipe: str | None = None,
-    device: str = "auto",
-    trust_code: TrustCode = False,
-    model: Any = None,
-    log: LogFunction = print,
-) -> Predictor:
+def load(run: str | Path, *, log: LogFunction = print, **options: Unpack[LoadOptions]) -> Predictor:
     """Load a run directory, a checkpoint, a weights file or published weights, to predict images: `model(image)`.
 
-    See `Predictor.load` for the options.
+    The options are those of `Predictor.load`: `best`, `weights`, `recipe`, `device`, `backend`, `precision`, `decoder`,
+    `trust_code`, `model`.
     """
-    return Predictor.load(
-        run, best=best, weights=weights, recipe=recipe, device=device, trust_code=trust_code, model=model, log=log
-    )
+    return Predictor.load(run, log=log, **options)
 
 
 def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
@@ -380,20 +300,3 @@ def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
     for path, reason in located.skipped:
         log(f"skipped {path.name}, which cannot be used: {reason}")
     return located
-
-
-def boxes_in_pixels(
-    detections: Detections,
-    row: int,
-    width: int,
-    height: int,
-    class_names: Sequence[str],
-    class_ids: Sequence[int] = (),
-) -> Iterable[DetectedBox]:
-    """The detections of one image of a batch, in pixels of that image, best score first."""
-    count = int(detections.counts[row])
-    boxes = (detections.boxes_xyxy[row, :count].double() * torch.tensor([width, height, width, height])).tolist()
-    scores, labels = detections.scores[row, :count].tolist(), detections.labels[row, :count].tolist()
-    for (left, top, right, bottom), score, label in zip(boxes, scores, labels, strict=True):
-        class_id = class_ids[label - 1] if class_ids else None
-        yield DetectedBox(class_names[label - 1], score, (left, top, right, bottom), label - 1, class_id)

@@ -16,8 +16,9 @@ from reconv.detection.postprocess import Detections
 from reconv.errors import CheckpointError, DataError, UsageError
 from reconv.inference.evaluate import evaluate
 from reconv.inference.image_input import ImageInput, to_pil
+from reconv.inference.output_predictions import boxes_in_pixels
 from reconv.inference.predictions import DetectedBox, Prediction, PredictionList
-from reconv.inference.predictor import Predictor, boxes_in_pixels
+from reconv.inference.predictor import Predictor
 from reconv.tasks.detection import DetectionTask
 from reconv.trainer.build.datasets import open_datasets
 from reconv.trainer.build.loaders import build_eval_loader

@@ -29,8 +29,11 @@ class EvalPreprocess:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def __call__(self, batch: Batch, step: int | Tensor = 0) -> Batch:
-        images = self._normalize(batch["images"])
-        return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
+        return batch.replace(images=self.prepare(batch["images"]))
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images from 0 to 255 as the network takes them."""
+        return self._normalize(images).to(self._dtype).contiguous(memory_format=self._layout)
 
 
 class TrainPreprocess:

@@ -1,0 +1,35 @@
+"""What every backend is: a function from uint8 images to the outputs of the network, normalization included."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+BackendName = Literal["auto", "eager", "folded", "fused", "onnxruntime"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+BACKENDS: tuple[BackendName, ...] = ("auto", "eager", "folded", "fused", "onnxruntime")
+PRECISIONS: tuple[Precision, ...] = ("auto", "fp32", "bf16", "fp16", "int8")
+
+
+class InferenceBackend(ABC):
+    """A network ready for inference; one thread at a time may call it."""
+
+    name: str
+    precision: str  # of the computation
+    difference: float | None = None  # largest difference from eager, relative to the largest output; None: not compared
+
+    @abstractmethod
+    def __call__(self, images: Tensor) -> Any:
+        """Logits [n, classes], or SSDOutput, of images [n, channels, size, size] from 0 to 255 on the device."""
+
+    def warm_up(self, batch_sizes: Sequence[int]) -> None:
+        """Prepare batches of these sizes, so that the first of them is as fast as the next."""
+        return
+
+    def describe(self) -> str:
+        """The backend in one line, for a log."""
+        compared = "" if self.difference is None else f", outputs within {self.difference:.1g} of eager's"
+        return f"{self.name}, {self.precision}{compared}"

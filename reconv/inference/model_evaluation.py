@@ -1,0 +1,132 @@
+"""Evaluating a loaded model on a dataset, and the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset, Split
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.device import Device
+from reconv.distributed.process_group import ProcessGroup
+from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.eval_data import ModelClasses, open_eval_set
+from reconv.inference.evaluate import merge_ranks, update_metrics
+from reconv.machine import Machine, cores_per_process
+from reconv.metrics.analysis import analyze_metrics
+from reconv.metrics.coco_eval import INSTALL, has_coco_eval
+from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
+from reconv.trainer.build.datasets import limit_samples
+from reconv.trainer.build.loaders import build_eval_loader
+from reconv.trainer.build.task_builder import build_task
+from reconv.trainer.run_setup import check_same_data
+
+_BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
+
+LogFunction = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """The metrics of one set of weights on the validation set."""
+
+    path: Path
+    step: int | None
+    weights: str  # raw, ema or averaged
+    metrics: dict[str, float]
+    num_samples: int
+    skipped: int = 0  # images that could not be read; they are not part of the metrics
+    partial: bool = False  # only a part of the validation set was evaluated
+    split: str = "val"
+    data: str = ""  # what was evaluated, for people
+    wall_s: float | None = field(default=None, compare=False)  # of the pass over the images; None: an earlier result
+    analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
+
+    @property
+    def images_per_s(self) -> float | None:
+        return self.num_samples / self.wall_s if self.wall_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """What is evaluated: a split (validation) of `data`, else of the run's own data, or `samples` images of it."""
+
+    data: str | Path | None = None
+    split: Split | None = None
+    batch_size: int | None = None
+    samples: int | None = None
+    per_class: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvalModel:
+    """A loaded model to evaluate."""
+
+    recipe: Recipe
+    classes: ModelClasses
+    backend: InferenceBackend
+    device: Device
+    path: Path
+    step: int | None
+    weights: str
+
+
+def evaluate_model(model: EvalModel, request: EvalRequest, process_group: ProcessGroup, log: LogFunction) -> EvalResult:
+    """The metrics of a model; all ranks of a process group get the same result."""
+    recipe, whole = model.recipe, open_eval_set(model.recipe, model.classes, request.data, request.split)
+    if request.data is not None or request.split is not None:
+        log(f"data: {whole.origin}")
+    dataset = limit_samples(whole, request.samples)
+    check_same_data(process_group, dataset)
+    if recipe.task == "detection" and not has_coco_eval():
+        log(f"COCO metrics are not computed: {INSTALL}")
+    task = build_task(recipe, dataset, model.device)
+    bad = BadSamples(
+        recipe.data.bad_images.limit,
+        lambda bad: log(f"skipped {bad.path}: {bad.why}"),
+        process_group.all_gather if process_group.world_size > 1 else None,
+        _BAD_IMAGE_HINT,
+    )
+    batch_size = request.batch_size or recipe.evaluate.batch_size
+    loader = build_eval_loader(
+        recipe, dataset, model.device, batch_size, _num_workers(recipe, dataset, process_group), bad, process_group
+    )
+
+    def step(batch: Batch) -> tuple[Any, Batch]:
+        return model.backend(batch["images"]), batch
+
+    start_s = time.perf_counter()
+    with torch.no_grad():
+        metrics = update_metrics(task.metrics(), loader, step, step_boundary=model.device.step_boundary)
+    merge_ranks(metrics, bad, process_group)
+    values = metrics.compute()
+    wall_s = time.perf_counter() - start_s
+    return EvalResult(
+        model.path,
+        model.step,
+        model.weights,
+        values,
+        metrics.num_samples,
+        skipped=len(bad.known("val")),
+        partial=len(dataset) < len(whole),
+        split=request.split or "val",
+        data=whole.origin,
+        wall_s=wall_s,
+        analysis=analyze_metrics(metrics, dataset.class_names) if request.per_class else None,
+    )
+
+
+def _num_workers(recipe: Recipe, dataset: Dataset, process_group: ProcessGroup) -> int:
+    """The number of decoding threads: as in training, or one per core."""
+    if recipe.data.num_workers != "auto":
+        return recipe.data.num_workers
+    if dataset.kind in IN_MEMORY:
+        return 0
+    return min(cores_per_process(Machine(), process_group.launch_env.local_world_size), AUTO_THREADS)

@@ -1,0 +1,107 @@
+"""From the outputs of a network to predictions: the best classes, the labels or the boxes of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reconv.detection.postprocess import Detections
+from reconv.errors import UsageError
+from reconv.inference.image_reader import ImageSample
+from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
+from reconv.metrics.multilabel_metrics import THRESHOLD
+from reconv.precision.accumulate import to_accumulate_dtype
+
+TOP_K = 5
+MIN_SCORE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class OutputClasses:
+    """The task of a model and its classes, in the order of the network's outputs."""
+
+    task: str
+    names: tuple[str, ...]  # for people
+    ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How many classes, labels or boxes of an image are kept, and with which score; None: the default of the task."""
+
+    top: int | None = None
+    min_score: float | None = None
+
+    def check(self, task: str) -> None:
+        """Refuse a limit of scores for a model that gives one class per image."""
+        if self.min_score is not None and task == "classification":
+            raise UsageError(
+                "--min-score is for detectors and multi-label models, and this model gives one class per image",
+                then="omit --min-score",
+            )
+
+
+def select_outputs(
+    outputs: Any, task: str, selection: Selection, postprocess: Callable[[Any], Detections] | None
+) -> Any:
+    """What predictions are made from, on the device: scores and labels [n, k], or detections."""
+    if task == "detection":
+        assert postprocess is not None
+        return postprocess(outputs)
+    logits = to_accumulate_dtype(outputs)
+    if task == "multilabel":
+        return tuple(logits.sigmoid().sort(dim=1, descending=True, stable=True))
+    return tuple(logits.softmax(dim=1).topk(min(selection.top or TOP_K, logits.shape[1])))
+
+
+def make_predictions(
+    selected: Any, samples: Sequence[ImageSample], classes: OutputClasses, selection: Selection
+) -> Iterator[Prediction]:
+    """The prediction of each sample, from what `select_outputs` returned, on the host."""
+    if isinstance(selected, Detections):
+        yield from _boxes(selected, samples, classes, selection)
+        return
+    scores, labels = selected
+    min_score = THRESHOLD if selection.min_score is None else selection.min_score
+    names, is_multilabel = classes.names, classes.task == "multilabel"
+    for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
+        pairs = list(zip(row_scores, row_labels, strict=True))
+        if is_multilabel:
+            pairs = [pair for pair in pairs if pair[0] >= min_score][: selection.top]
+        found = tuple([ClassScore(names[label], score, label) for score, label in pairs])
+        yield Prediction(sample.path, found, image=sample.image)
+
+
+def _boxes(
+    detections: Detections, samples: Sequence[ImageSample], classes: OutputClasses, selection: Selection
+) -> Iterator[Prediction]:
+    threshold = MIN_SCORE if selection.min_score is None else selection.min_score
+    for row, sample in enumerate(samples):
+        found = boxes_in_pixels(detections, row, sample.width, sample.height, classes.names, classes.ids)
+        boxes = [box for box in found if box.score >= threshold][: selection.top]
+        yield Prediction(sample.path, boxes=tuple(boxes), image=sample.image)
+
+
+def boxes_in_pixels(
+    detections: Detections,
+    row: int,
+    width: int,
+    height: int,
+    class_names: Sequence[str],
+    class_ids: Sequence[int] = (),
+) -> Iterable[DetectedBox]:
+    """The detections of one image of a batch, in pixels of that image, best score first."""
+    count = int(detections.counts[row])
+    boxes = (detections.boxes_xyxy[row, :count].double() * torch.tensor([width, height, width, height])).tolist()
+    scores, labels = detections.scores[row, :count].tolist(), detections.labels[row, :count].tolist()
+    for (left, top, right, bottom), score, label in zip(boxes, scores, labels, strict=True):
+        class_id = class_ids[label - 1] if class_ids else None
+        yield DetectedBox(class_names[label - 1], score, (left, top, right, bottom), label - 1, class_id)
+
+
+def to_host(selected: Any) -> Any:
+    """What `select_outputs` returned, on the host."""
+    return selected.cpu() if isinstance(selected, Detections) else tuple(tensor.cpu() for tensor in selected)
