@@ -28,6 +28,7 @@ from reconv.cli.predict import predict
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
 from reconv.cli.resume_command import resume
+from reconv.cli.serve import serve
 from reconv.cli.train import train
 from reconv.errors import ExitCode, ReconvError
 from reconv.io.stop_signals import ignore_stop_signals
@@ -53,7 +54,20 @@ def reconv() -> None:
     """
 
 
-for _command in (train, resume, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
+for _command in (
+    train,
+    resume,
+    eval_command,
+    predict,
+    serve,
+    average,
+    recipes,
+    report,
+    data,
+    bench,
+    doctor,
+    completion,
+):
     reconv.add_command(_command)
 for _command in (check, show):
     data.add_command(_command)

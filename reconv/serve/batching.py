@@ -1,0 +1,187 @@
+"""Dynamic batching: jobs of several requests wait in a bounded queue and run in batches, one thread per device.
+
+A device that is idle never waits for work that is not there: a batch starts as soon as the device is free, and grows
+only while the device is busy, or for at most `max_wait_s` while images that have arrived are still being decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_FAILURES = 5  # jobs that fail one after the other, with nothing done between them, before a device counts as lost
+_SMOOTHING = 0.1  # of the time per image, by which clients are told when to come back
+
+RunBatch = Callable[[Sequence["Job"]], Sequence[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Images of one request that run in the same batch, and what became of them."""
+
+    samples: Sequence[Any]
+    options: Any
+    on_done: Callable[[Job], None]  # called in the thread of the device, unless the job was cancelled in the queue
+    is_cancelled: bool = False  # the client has gone, or its time is up
+    result: Any = None
+    error: BaseException | None = None
+    batch_size: int = 0  # images of the batch it ran in
+    queued_s: float = field(default_factory=time.perf_counter)
+    started_s: float = 0.0
+    finished_s: float = 0.0
+
+
+class QueueFullError(Exception):
+    """The queue has no room; `retry_after_s` is when there may be."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("the queue is full")
+        self.retry_after_s = retry_after_s
+
+
+class Batcher:
+    """The queue of one model and the threads that run it, one for each of `run_batches`.
+
+    Images count against `max_queue` from `reserve` (before they are read) until their job has ended.
+    """
+
+    def __init__(
+        self,
+        run_batches: Sequence[RunBatch],
+        *,
+        max_batch: int,
+        max_wait_s: float,
+        max_queue: int,
+        on_batch: Callable[[int, float], None] = lambda num_images, network_s: None,
+    ) -> None:
+        self.max_batch, self.max_wait_s, self.max_queue = max_batch, max_wait_s, max_queue
+        self._on_batch = on_batch
+        self._queue: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._pending = 0  # images that were reserved and have not ended
+        self._reading = 0  # images that were reserved and are not queued yet
+        self._failures = 0
+        self._image_s = 0.0
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(run,), name=f"reconv-device-{number}", daemon=True)
+            for number, run in enumerate(run_batches)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pending(self) -> int:
+        """Images that are being read, queued or computed."""
+        return self._pending
+
+    @property
+    def is_healthy(self) -> bool:
+        """False after several failures in a row: the device is probably lost, and a restart may help."""
+        return self._failures < MAX_FAILURES
+
+    def check_room(self, num_images: int = 1) -> None:
+        """Raise `QueueFullError` where there is no room for images; a request finds room in an empty queue."""
+        if self._pending > 0 and self._pending + num_images > self.max_queue:
+            raise QueueFullError(max(1.0, self._pending * self._image_s / len(self._threads)))
+
+    def reserve(self, num_images: int) -> None:
+        """Count images that are about to be read; raises `QueueFullError` where there is no room for them."""
+        with self._changed:
+            self.check_room(num_images)
+            self._pending += num_images
+            self._reading += num_images
+
+    def release(self, num_images: int) -> None:
+        """Give back reserved images that will not be queued."""
+        with self._changed:
+            self._pending -= num_images
+            self._reading -= num_images
+            self._changed.notify_all()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job whose images were reserved."""
+        job.queued_s = time.perf_counter()
+        with self._changed:
+            self._reading -= len(job.samples)
+            self._queue.append(job)
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Run what is queued, then end the threads."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self, run_batch: RunBatch) -> None:
+        while (jobs := self._next_batch()) is not None:
+            if jobs:
+                self._run(run_batch, jobs)
+
+    def _next_batch(self) -> list[Job] | None:
+        """The jobs of the next batch, the oldest first; None: closed, and nothing is left to run."""
+        with self._changed:
+            while not self._queue:
+                if self._is_closed and self._pending == 0:
+                    return None
+                self._changed.wait(0.5 if self._is_closed else None)
+            deadline = self._queue[0].queued_s + self.max_wait_s
+            while self._queue and self._num_queued() < self.max_batch and self._reading > 0:
+                left_s = deadline - time.perf_counter()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self._take()
+
+    def _num_queued(self) -> int:
+        return sum(len(job.samples) for job in self._queue)
+
+    def _take(self) -> list[Job]:
+        """Remove the jobs of one batch from the queue, and those that were cancelled."""
+        jobs: list[Job] = []
+        num_images = 0
+        while self._queue:
+            job = self._queue[0]
+            if jobs and num_images + len(job.samples) > self.max_batch:
+                break
+            self._queue.popleft()
+            if job.is_cancelled:
+                self._pending -= len(job.samples)
+                continue
+            jobs.append(job)
+            num_images += len(job.samples)
+        return jobs
+
+    def _run(self, run_batch: RunBatch, jobs: list[Job]) -> None:
+        """Run a batch; if it fails, each of its jobs alone, so that none fails because of another."""
+        num_images = sum(len(job.samples) for job in jobs)
+        start_s = time.perf_counter()
+        try:
+            results = run_batch(jobs)
+        except BaseException as error:  # of any kind: the thread must survive, and the clients must get an answer
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._run(run_batch, [job])
+                return
+            self._failures += 1
+            results, jobs[0].error = [None], error
+        else:
+            self._failures = 0
+        end_s = time.perf_counter()
+        if jobs[0].error is None:
+            image_s = (end_s - start_s) / num_images
+            self._image_s = image_s if self._image_s == 0 else self._image_s + _SMOOTHING * (image_s - self._image_s)
+            self._on_batch(num_images, end_s - start_s)
+        with self._changed:
+            self._pending -= num_images
+        for job, result in zip(jobs, results, strict=True):
+            job.result, job.batch_size = result, num_images
+            job.started_s, job.finished_s = start_s, end_s
+            job.on_done(job)

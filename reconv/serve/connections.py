@@ -1,0 +1,85 @@
+"""HTTP connections that do not wait forever: uvicorn's, with limits on their number and on slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from reconv.serve.limits import Limits
+
+_CLOSE_S = 5.0  # to take the rest of an answer, before the connection is cut
+
+
+def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """The class of connections with these limits."""
+
+    class LimitedConnection(H11Protocol):
+        """A connection whose request must arrive in time, and which is closed for good."""
+
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.max_connections:
+                transport.write(_TOO_MANY)
+                self._close()
+            else:
+                self._await_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.transport.is_closing():
+                self._cut_later()
+            elif self.cycle is not None and not self.cycle.response_complete:
+                self._stop_timer()
+            elif self._timer is None:
+                self._await_request()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._cut_later()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._cut_later()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            if self.transport.is_closing():
+                self._cut_later()
+
+        def _await_request(self) -> None:
+            self._timer = self.loop.call_later(limits.header_timeout_s, self._close)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _close(self) -> None:
+            self.transport.close()
+            self._cut_later()
+
+        def _cut_later(self) -> None:
+            """A client that does not read keeps a closed connection open, so that it is cut."""
+            self._stop_timer()
+            self._timer = self.loop.call_later(_CLOSE_S, self.transport.abort)
+
+    return LimitedConnection
+
+
+def _raw_response(status: str, code: str, message: str) -> bytes:
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Retry-After: 1\r\nConnection: close\r\n\r\n" + body
+
+
+_TOO_MANY = _raw_response("503 Service Unavailable", "overloaded", "the server has too many connections")

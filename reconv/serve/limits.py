@@ -1,0 +1,100 @@
+"""Limits on what clients may send and how long they may take, and the errors they get."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.requests import ClientDisconnect, Request
+
+MIB = 1 << 20
+_DISCARD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client, and all clients together, may use."""
+
+    max_body_bytes: int = 32 * MIB  # of one request
+    max_buffered_bytes: int = 512 * MIB  # of the bodies of all requests
+    max_images: int = 64  # of one request
+    max_queue: int = 256  # images of one model that are being read, queued or computed
+    max_connections: int = 512
+    header_timeout_s: float = 10.0  # from the connection to the end of the request's header
+    body_timeout_s: float = 30.0  # from the header to the end of the body
+    request_timeout_s: float = 30.0  # from the end of the body to the prediction
+    keep_alive_s: float = 30.0  # an idle connection
+    drain_timeout_s: float = 30.0  # from SIGTERM to the end of the process
+
+
+class ApiError(Exception):
+    """An error that a client gets: a status, a code for programs and a message for people."""
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.headers = headers or {}
+
+
+def overloaded(message: str, retry_after_s: float = 1.0) -> ApiError:
+    """The error of a request that there is no room for now."""
+    return ApiError(503, "overloaded", message, {"Retry-After": str(max(1, round(retry_after_s)))})
+
+
+@dataclass(slots=True)
+class BodyReader:
+    """Reads the bodies of requests: none beyond its limit, and all together within one."""
+
+    limits: Limits
+    buffered: int = field(default=0, init=False)  # bytes of all bodies in memory
+
+    async def read(self, request: Request) -> bytearray:
+        """The body of a request; whoever gets it calls `release` with its length."""
+        limit = self.limits.max_body_bytes
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_timeout_s):
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > limit:
+                        raise self._too_large()
+                    if self.buffered + len(chunk) > self.limits.max_buffered_bytes:
+                        raise overloaded("too many request bodies are in memory")
+                    body += chunk
+                    self.buffered += len(chunk)
+        except TimeoutError as error:
+            self.release(len(body))
+            message = f"the body did not arrive within {self.limits.body_timeout_s:g} s"
+            raise ApiError(408, "body_timeout", message, {"Connection": "close"}) from error
+        except (ApiError, ClientDisconnect, asyncio.CancelledError):
+            self.release(len(body))
+            raise
+        return body
+
+    async def discard(self, request: Request) -> bool:
+        """Read and drop what is left of a refused body, so that the client gets the answer; False: it is too much."""
+        if "expect" in request.headers:  # the client waits for leave to send it
+            return False
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_DISCARD_S):
+                async for chunk in request.stream():
+                    num_bytes += len(chunk)
+                    if num_bytes > self.limits.max_body_bytes:
+                        return False
+        except RuntimeError:  # it was read to its end before
+            return True
+        except (TimeoutError, ClientDisconnect):
+            return False
+        return True
+
+    def release(self, num_bytes: int) -> None:
+        """Say that a body is not in memory any more."""
+        self.buffered -= num_bytes
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self.limits.max_body_bytes:,} bytes"
+        # The rest of the body is not read, so the connection cannot be used again.
+        return ApiError(413, "body_too_large", message, {"Connection": "close"})

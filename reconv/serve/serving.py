@@ -1,0 +1,200 @@
+"""From the encoded images of a request to its predictions: read in a thread pool, run in batches, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from reconv.errors import DataError, ReconvError
+from reconv.serve.batching import Batcher, Job, QueueFullError
+from reconv.serve.limits import ApiError, BodyReader, Limits, overloaded
+from reconv.serve.metrics import ServerMetrics
+from reconv.serve.models import LoadedModel, PredictOptions, ServedModel, read_image
+
+
+@dataclass(slots=True)
+class Timings:
+    """How long each stage of a request took."""
+
+    read_s: float = 0.0
+    queue_s: float = 0.0
+    network_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Serving:
+    """What all requests share."""
+
+    models: dict[str, ServedModel]
+    limits: Limits
+    metrics: ServerMetrics
+    num_readers: int
+    readers: ThreadPoolExecutor = field(init=False)
+    bodies: BodyReader = field(init=False)
+    is_draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.readers = ThreadPoolExecutor(self.num_readers, thread_name_prefix="reconv-read")
+        self.bodies = BodyReader(self.limits)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_draining and all(model.current is not None for model in self.models.values())
+
+    @property
+    def is_healthy(self) -> bool:
+        return all(model.current is None or model.current.batcher.is_healthy for model in self.models.values())
+
+    def find_model(self, name: str | None) -> ServedModel:
+        """The model of a name; without one, the first."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise ApiError(404, "no_such_model", f"there is no model {name!r}; models: {', '.join(self.models)}")
+        return self.models[name]
+
+    def acquire(self, served: ServedModel) -> LoadedModel:
+        """The model's current checkpoint, in use until its `release`."""
+        loaded = served.acquire()
+        if loaded is None:
+            raise ApiError(503, "not_ready", f"the model {served.name!r} is being loaded", {"Retry-After": "1"})
+        return loaded
+
+    def check_room(self, loaded: LoadedModel) -> None:
+        """Refuse a request before its body is read where the queue is full."""
+        with _full_queue_as_api_error():
+            loaded.batcher.check_room()
+
+    async def predict(
+        self, request: Request, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
+    ) -> tuple[list[Any], Timings]:
+        """The result of each image, in order; stops early when the client has gone or its time is up."""
+        with _full_queue_as_api_error():
+            loaded.batcher.reserve(len(images))
+        work = _RequestWork(asyncio.get_running_loop(), loaded, images, options)
+        work.start(self.readers)
+        gone = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait(
+                {work.done, gone}, timeout=self.limits.request_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not work.done.done():
+                if gone.done():
+                    raise ClientDisconnect
+                seconds = f"{self.limits.request_timeout_s:g} s"
+                raise ApiError(503, "timeout", f"the prediction took longer than {seconds}", {"Retry-After": "1"})
+            return work.done.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+
+
+@contextmanager
+def _full_queue_as_api_error() -> Iterator[None]:
+    try:
+        yield
+    except QueueFullError as error:
+        raise overloaded("the queue is full", error.retry_after_s) from error
+
+
+class _RequestWork:
+    """The images of one request on their way: read in parallel, then queued in jobs of at most a batch."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
+    ) -> None:
+        self.done: asyncio.Future[tuple[list[Any], Timings]] = loop.create_future()
+        self._loop, self._loaded, self._images, self._options = loop, loaded, images, options
+        self._samples: list[Any] = [None] * len(images)
+        max_batch = loaded.batcher.max_batch
+        self._parts = [range(at, min(at + max_batch, len(images))) for at in range(0, len(images), max_batch)]
+        self._unread = [len(part) for part in self._parts]
+        self._jobs: list[Job] = []
+        self._num_jobs_left = len(self._parts)
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+        self._start_s = time.perf_counter()
+        self._read_s = 0.0
+
+    @property
+    def _batcher(self) -> Batcher:
+        return self._loaded.batcher
+
+    def start(self, readers: ThreadPoolExecutor) -> None:
+        for number, part in enumerate(self._parts):
+            for index in part:
+                readers.submit(self._read, number, index)
+
+    def cancel(self) -> None:
+        """Do none of the work that has not begun."""
+        with self._lock:
+            self._is_cancelled = True
+            for job in self._jobs:
+                job.is_cancelled = True
+
+    def _read(self, number: int, index: int) -> None:
+        """Read an image; whoever reads the last one of a part queues it."""
+        try:
+            if not self._is_cancelled:
+                self._samples[index] = read_image(self._loaded.predictor, self._images[index])
+        except BaseException as error:  # of any kind: the client must get an answer
+            self.cancel()
+            self._call(self._fail, self._to_api_error(error, index))
+        with self._lock:
+            self._unread[number] -= 1
+            if self._unread[number] > 0:
+                return
+            part = self._parts[number]
+            if self._is_cancelled:
+                self._batcher.release(len(part))
+                return
+            self._read_s = time.perf_counter() - self._start_s
+            job = Job([self._samples[at] for at in part], self._options, self._job_done)
+            self._jobs.append(job)
+        self._batcher.submit(job)
+
+    def _to_api_error(self, error: BaseException, index: int) -> BaseException:
+        prefix = f"image {index}: " if len(self._images) > 1 else ""
+        if isinstance(error, DataError):
+            why = f": {error.why}" if error.why else ""
+            return ApiError(400, "bad_image", f"{prefix}{error.what}{why}")
+        if isinstance(error, ReconvError):
+            return ApiError(400, "bad_image", f"{prefix}{error.what}")
+        if isinstance(error, MemoryError):
+            return overloaded(f"{prefix}there is not enough memory to decode the image")
+        return error
+
+    def _job_done(self, job: Job) -> None:
+        self._call(self._finish, job)
+
+    def _call(self, function: Any, argument: Any) -> None:
+        """Call a function in the event loop, which may have ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _finish(self, job: Job) -> None:
+        self._num_jobs_left -= 1
+        if self.done.done():
+            return
+        if job.error is not None:
+            self._fail(job.error)
+        elif self._num_jobs_left == 0:
+            timings = Timings(
+                self._read_s,
+                max(job.started_s - job.queued_s for job in self._jobs),
+                sum(job.finished_s - job.started_s for job in self._jobs),
+            )
+            jobs = sorted(self._jobs, key=lambda job: self._samples.index(job.samples[0]))
+            self.done.set_result(([result for job in jobs for result in job.result], timings))
