@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reconv.cli.options import Command, model_options, print_note, trust_or_ask
+from reconv.cli.options import Command, backend_options, model_options, print_note, trust_or_ask
 from reconv.errors import UsageError
 
 
@@ -24,10 +24,32 @@ from reconv.errors import UsageError
     help="Require a bearer token: one of the lines of FILE.",
 )
 @click.option("--follow", is_flag=True, help="Take over each new checkpoint of a run.")
-@click.option("--max-batch", metavar="N", type=click.IntRange(1, 1024), default=16, show_default=True)
-@click.option("--max-wait-ms", metavar="X", type=click.FloatRange(0, 1000), default=2, show_default=True)
-@click.option("--max-queue", metavar="N", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--max-batch",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=16,
+    show_default=True,
+    help="Images that run on the device together.",
+)
+@click.option(
+    "--max-wait-ms",
+    metavar="X",
+    type=click.FloatRange(0, 1000),
+    default=2,
+    show_default=True,
+    help="How long a batch waits for images that have arrived and are being decoded.",
+)
+@click.option(
+    "--max-queue",
+    metavar="N",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Images of a model that may be waiting; beyond, the answer is 503 with Retry-After.",
+)
 @model_options
+@backend_options
 def serve(
     runs: tuple[str, ...],
     host: str,
@@ -42,6 +64,9 @@ def serve(
     best: bool,
     recipe: str | None,
     trust_code: bool,
+    backend: str,
+    precision: str,
+    decoder: str,
 ) -> None:
     """Serve the predictions of models over HTTP, and a page to try them at /.
 
@@ -59,7 +84,14 @@ def serve(
         token_file=token_file,
         batch=server.BatchSettings(max_batch, max_wait_ms / 1000, max_queue),
         follow=follow,
-        load_options={"weights": weights or "auto", "best": best, "recipe": recipe},
+        load_options={
+            "weights": weights or "auto",
+            "best": best,
+            "recipe": recipe,
+            "backend": backend,
+            "precision": precision,
+            "decoder": decoder,
+        },
         trust_code=trust_or_ask(trust_code),
     )
     server.serve(settings, print_note)

@@ -24,7 +24,7 @@ class Job:
     """Images of one request that run in the same batch, and what became of them."""
 
     samples: Sequence[Any]
-    options: Any
+    options: Any  # a batch has jobs with equal options
     on_done: Callable[[Job], None]  # called in the thread of the device, unless the job was cancelled in the queue
     is_cancelled: bool = False  # the client has gone, or its time is up
     result: Any = None
@@ -144,19 +144,19 @@ class Batcher:
         return sum(len(job.samples) for job in self._queue)
 
     def _take(self) -> list[Job]:
-        """Remove the jobs of one batch from the queue, and those that were cancelled."""
+        """Remove the jobs of one batch from the queue: the oldest and those with its options."""
         jobs: list[Job] = []
+        left: deque[Job] = deque()
         num_images = 0
-        while self._queue:
-            job = self._queue[0]
-            if jobs and num_images + len(job.samples) > self.max_batch:
-                break
-            self._queue.popleft()
+        for job in self._queue:
             if job.is_cancelled:
                 self._pending -= len(job.samples)
-                continue
-            jobs.append(job)
-            num_images += len(job.samples)
+            elif jobs and (num_images + len(job.samples) > self.max_batch or job.options != jobs[0].options):
+                left.append(job)
+            else:
+                jobs.append(job)
+                num_images += len(job.samples)
+        self._queue = left
         return jobs
 
     def _run(self, run_batch: RunBatch, jobs: list[Job]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reconv.api import Prediction, Predictor
+from reconv.api import ImageSample, Prediction, Predictor
 from reconv.serve.batching import Batcher, Job
-from reconv.serve.explain import explain
+from reconv.serve.explanation import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LoadedModel:
         self._users = 0
         self._is_retired = False
         for predictor in self.predictors:
-            warm_up(predictor, settings.max_batch)
+            predictor.warm_up(batch_sizes(settings.max_batch))
         self.batcher = Batcher(
             [lambda jobs, predictor=predictor: run_jobs(predictor, jobs) for predictor in self.predictors],
             max_batch=settings.max_batch,
@@ -120,73 +120,29 @@ def describe_model(served: ServedModel) -> dict[str, Any]:
         "step": predictor.step,
         "weights": predictor.weights,
         "devices": [str(replica.device.kind) for replica in loaded.predictors],
-        "backend": getattr(getattr(predictor, "backend", None), "name", "eager"),
-        "precision": getattr(getattr(predictor, "backend", None), "precision", "float32"),
+        "backend": predictor.backend.name,
+        "precision": predictor.backend.precision,
         "metrics": {},
         "card": "",
     }
 
 
-def read_image(predictor: Predictor, image: bytes) -> Any:
-    """The image as the network sees it; raises `DataError`."""
-    return predictor._read(image, skip_bad=False)
-
-
-def warm_up(predictor: Predictor, max_batch: int) -> None:
-    """Run the network once with the smallest and the largest batch."""
-    import numpy as np
-
-    preprocess = predictor.recipe.data.preprocess
-    blank = np.zeros((preprocess.size, preprocess.size, preprocess.channels), np.uint8)
-    for size in dict.fromkeys((1, max_batch)):
-        predictor.predict([blank] * size, batch_size=size)
+def batch_sizes(max_batch: int) -> list[int]:
+    """The batch sizes to prepare: powers of two up to the largest batch."""
+    return sorted({*(1 << power for power in range((max_batch - 1).bit_length())), max_batch})
 
 
 def run_jobs(predictor: Predictor, jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
-    """Run the jobs as one batch; the predictions of each job, as plain data."""
+    """Run jobs with equal options as one batch; the predictions of each job, as plain data."""
+    options: PredictOptions = jobs[0].options
     samples = [sample for job in jobs for sample in job.samples]
-    outputs, _ = predictor.inference_step(predictor._collate(samples))
-    results: list[list[dict[str, Any]]] = [[] for _ in jobs]
-    for options in dict.fromkeys(job.options for job in jobs):
-        rows, owners, chosen = [], [], []
-        row = 0
-        for number, job in enumerate(jobs):
-            if job.options == options:
-                rows += range(row, row + len(job.samples))
-                owners += [number] * len(job.samples)
-                chosen += job.samples
-            row += len(job.samples)
-        part = outputs if len(rows) == len(samples) else _select(outputs, rows)
-        predictions = _postprocess(predictor, part, chosen, options)
-        for number, sample, prediction in zip(owners, chosen, predictions, strict=True):
-            results[number].append(_to_dict(predictor, sample, prediction, options))
-    return results
+    predictions = iter(predictor.predict_samples(samples, top=options.top, min_score=options.min_score))
+    return [[_to_dict(predictor, sample, next(predictions), options) for sample in job.samples] for job in jobs]
 
 
-def _select(outputs: Any, rows: list[int]) -> Any:
-    """Rows of the network's outputs."""
-    if hasattr(outputs, "_replace"):
-        return type(outputs)(*(tensor[rows] for tensor in outputs))
-    return outputs[rows]
-
-
-def _postprocess(
-    predictor: Predictor, outputs: Any, samples: Sequence[Any], options: PredictOptions
-) -> list[Prediction]:
-    from reconv.metrics.multilabel_metrics import THRESHOLD
-
-    if predictor.is_detector:
-        to_predictions = predictor._to_boxes(options.top, options.min_score)
-    elif predictor.recipe.task == "multilabel":
-        to_predictions = predictor._to_labels(
-            options.top, THRESHOLD if options.min_score is None else options.min_score
-        )
-    else:
-        to_predictions = predictor._to_classes(options.top)
-    return list(to_predictions(outputs, samples))
-
-
-def _to_dict(predictor: Predictor, sample: Any, prediction: Prediction, options: PredictOptions) -> dict[str, Any]:
+def _to_dict(
+    predictor: Predictor, sample: ImageSample, prediction: Prediction, options: PredictOptions
+) -> dict[str, Any]:
     found = prediction.to_dict()
     del found["path"]
     found |= {"width": sample.width, "height": sample.height}

@@ -58,6 +58,7 @@ def test_all_documented_commands_exist() -> None:
         "resume",
         "eval",
         "predict",
+        "serve",
         "average",
         "recipes",
         "report",
