@@ -21,7 +21,7 @@ from reconv.serve.models import LoadedModel, PredictOptions, ServedModel
 
 
 @dataclass(slots=True)
-class StageTimes:
+class RequestTimes:
     """How long each stage of a request took."""
 
     read_s: float = 0.0
@@ -75,7 +75,7 @@ class Serving:
 
     async def predict(
         self, request: Request, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
-    ) -> tuple[list[Any], StageTimes]:
+    ) -> tuple[list[Any], RequestTimes]:
         """The result of each image, in order; stops early when the client has gone or its time is up."""
         with _full_queue_as_api_error():
             loaded.batcher.reserve(len(images))
@@ -111,7 +111,7 @@ class _RequestWork:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
     ) -> None:
-        self.done: asyncio.Future[tuple[list[Any], StageTimes]] = loop.create_future()
+        self.done: asyncio.Future[tuple[list[Any], RequestTimes]] = loop.create_future()
         self._loop, self._loaded, self._images, self._options = loop, loaded, images, options
         self._samples: list[Any] = [None] * len(images)
         max_batch = loaded.batcher.max_batch
@@ -191,7 +191,7 @@ class _RequestWork:
         if job.error is not None:
             self._fail(job.error)
         elif self._num_jobs_left == 0:
-            timings = StageTimes(
+            timings = RequestTimes(
                 self._read_s,
                 max(job.started_s - job.queued_s for job in self._jobs),
                 sum(job.finished_s - job.started_s for job in self._jobs),
