@@ -47,7 +47,7 @@ from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.datasets import as_detection_dataset, data_path, open_split
 from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
 from reconv.trainer.lr_schedule import learning_rate
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 RECIPE = "ssd-resnet34-voc"
 METRIC = "voc10"

@@ -25,7 +25,7 @@ from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import Device, is_out_of_memory
 from reconv.errors import UsageError
 from reconv.trainer.build.network import uses_fused_kernels
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 MOMENTUM, LR, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # of torchvision's reference script; they do not affect the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100", "se_resnext101_32x4d": "seresnext101_32x4d"}

@@ -37,7 +37,7 @@ from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.loaders import build_train_loader
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32

@@ -17,8 +17,8 @@ from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, data_path, open_split
 from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.prepare_run import PreparedRun, prepare_run
 from reconv.trainer.run_setup import RunArgs
-from reconv.trainer.training_run import PreparedRun, prepare_run
 
 Input = Literal["device", "host", "real"]
 NUM_CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "voc": 20, "scattered-digits": 10}

@@ -15,7 +15,7 @@ from reconv.bench.measure_step import MeasuredStep, measure_step
 from reconv.bench.timing import StepTimer, TimingConfig, measure
 from reconv.distributed.process_group import ProcessGroup
 from reconv.machine import Machine, usable_cores
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 
 def measure_scaling(

@@ -18,8 +18,8 @@ from reconv.bench.timing import TimingConfig, process_age_s
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
+from reconv.trainer.prepare_run import PreparedRun
 from reconv.trainer.run_setup import RunArgs, describe_ranks, run_on_devices
-from reconv.trainer.training_run import PreparedRun
 
 Log = Callable[[str], None]
 

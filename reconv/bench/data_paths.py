@@ -26,7 +26,7 @@ from reconv.data.readers.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.recipe.data_fields import AugmentConfig
 from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 ORIGINAL, NO_ANTIALIAS = "as-given", "fast"
 PACKED = {

@@ -17,7 +17,7 @@ from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.loaders import build_train_loader
 from reconv.trainer.build.train_state import build_train_state, build_train_step, parallelize
 from reconv.trainer.oom import MicroBatchSize
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 
 @dataclass(frozen=True, slots=True)

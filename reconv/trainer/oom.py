@@ -15,7 +15,7 @@ from reconv.errors import ResourceError
 from reconv.trainer.step import UPDATE_STARTED, StepResult, TrainStep
 
 if TYPE_CHECKING:
-    from reconv.trainer.training_run import PreparedRun
+    from reconv.trainer.prepare_run import PreparedRun
 
 
 @dataclass(slots=True)

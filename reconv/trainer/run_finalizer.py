@@ -20,8 +20,8 @@ from reconv.trainer.oom import out_of_memory_error
 from reconv.trainer.run_result import RunResult
 
 if TYPE_CHECKING:
+    from reconv.trainer.prepare_run import PreparedRun
     from reconv.trainer.trainer import Trainer
-    from reconv.trainer.training_run import PreparedRun
 
 
 class RunFinalizer:

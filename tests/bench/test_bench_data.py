@@ -24,7 +24,7 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker
 from reconv.errors import UsageError
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 

@@ -26,7 +26,7 @@ from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
 from reconv.trainer.build.task_builder import check_metric
 from reconv.trainer.dry_run import dry_run
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 QUICK = TimingConfig(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]

@@ -24,7 +24,8 @@ SETTINGS += ["engine.num_threads=1", "data.backend=processes", "data.num_workers
 # Pays for the import of torch once; each line on stdin forks a training in a session of its own, with a terminal as its
 # standard streams if the line names one.
 FORK_SERVER = """
-import os, sys, torch
+import os, signal, sys, torch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a shell's nohup has it ignored
 import reconv.api
 from reconv.cli import main
 for line in sys.stdin:
@@ -95,6 +96,7 @@ def test_a_signal_to_all_processes_of_a_run_saves_and_exits_with_75(
     assert f"stopped by {name} after step" in run.events.read_text()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_saves_and_exits_with_75(fork_server: subprocess.Popen[str], tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     master, slave = pty.openpty()

@@ -21,7 +21,7 @@ from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.kernels.crop.ops import crop, crop_reference
 from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
-from reconv.trainer.training_run import PreparedRun
+from reconv.trainer.prepare_run import PreparedRun
 
 NUM_IMAGES, BATCH = 64, 32
 

@@ -13,7 +13,7 @@ from reconv.errors import ReconvError, UsageError
 from reconv.recipe import plan as planning
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer import training_run
+from reconv.trainer import prepare_run
 from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.trainer import Trainer
@@ -31,7 +31,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         made.append(make_plan(recipe, facts, fitted))
         return made[-1]
 
-    monkeypatch.setattr(training_run, "make_plan", counted)
+    monkeypatch.setattr(prepare_run, "make_plan", counted)
     monkeypatch.setattr(planning, "make_plan", counted)
     return made
 

@@ -58,7 +58,7 @@ from reconv.trainer.oom import MicroBatchSize, OomRetry
 from reconv.trainer.step import Annotate, TrainStep, no_annotation
 
 if TYPE_CHECKING:
-    from reconv.trainer.training_run import PreparedRun
+    from reconv.trainer.prepare_run import PreparedRun
 
 _SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
 

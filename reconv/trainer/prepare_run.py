@@ -1,0 +1,184 @@
+"""What training and benchmarks set up before there is a run directory: recipe, data, plan, device, process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from reconv.custom_code import provide
+from reconv.data.decode.native import choose_decoder, native_support
+from reconv.device import Device, configure_algorithms, device_kind, open_device
+from reconv.device.affinity import cpu_affinity
+from reconv.distributed.environment import read_launch_env
+from reconv.distributed.failure import report_failures
+from reconv.distributed.nic import choose_nic
+from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.errors import RecipeError
+from reconv.machine import Machine, available_memory_bytes, cores_per_process
+from reconv.recipe.data_fields import Decoder
+from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
+from reconv.recipe.resolved import fit_to_data
+from reconv.recipe.schema import Recipe
+from reconv.trainer.build.code import import_code
+from reconv.trainer.build.data_context import choose_gpu_decode_fraction
+from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.trainer.build.network import check_model
+from reconv.trainer.resume import (
+    ExistingRun,
+    RestorePoint,
+    check_out_is_free,
+    find_restore_point,
+    open_existing,
+    with_durations_of_run,
+)
+from reconv.trainer.run_setup import RunArgs, check_same_data, resolve_recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """Everything a run needs before it has a run directory; shared by training and benchmarks."""
+
+    recipe: Recipe
+    plan: Plan
+    datasets: Datasets
+    device: Device
+    process_group: ProcessGroup
+    restore_point: RestorePoint = field(default_factory=RestorePoint)
+    existing: ExistingRun | None = None  # the run that is resumed
+    notes: tuple[str, ...] = ()  # for the log
+    trust_code: bool = False  # of a teacher's recipe
+
+    def on_one_device(self) -> Self:
+        """This run on a single device, with the device's share of the global batch."""
+        return replace(self, plan=self.plan.one_device(), process_group=ProcessGroup.single())
+
+
+def open_cached_datasets(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
+    """The datasets of a run, cached in memory if the recipe asks for it."""
+    available_bytes = available_memory_bytes(Machine())
+    return with_cache(recipe, open_datasets(recipe), available_bytes, process_group.world_size)
+
+
+@contextmanager
+def prepare_run(
+    args: RunArgs, open_data: Callable[[Recipe, ProcessGroup], Datasets] = open_cached_datasets
+) -> Iterator[PreparedRun]:
+    """Join the process group, open data and device and make the plan; nothing is written."""
+    launch_env = read_launch_env()
+    if launch_env.restart_count:  # an elastic agent has restarted the processes
+        args = replace(args, resume=True)
+    choose_nic(args.nic)
+    process_group = open_process_group(launch_env, device_kind(args.device))
+    with ExitStack() as stack:
+        stack.enter_context(report_failures(process_group))
+        provide(args.objects)
+        resolved = process_group.on_rank0(lambda: resolve_recipe(args))
+        import_code(resolved.recipe)
+        process_group.set_phase("opening the data")
+        datasets = open_data(resolved.recipe, process_group)
+        check_same_data(process_group, datasets)
+        resolved = fit_to_data(resolved, len(datasets.train), len(datasets.train.class_names))
+        if args.resume:
+            fitted = resolved
+            resolved = process_group.on_rank0(lambda: with_durations_of_run(fitted, args.out, args.runs))
+        recipe = resolved.recipe
+        existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
+        affinity_note = stack.enter_context(
+            cpu_affinity(
+                recipe.engine.cpu_affinity,
+                open_device(args.device, local_rank=launch_env.local_rank).pci_address,
+                local_rank=launch_env.local_rank,
+                local_world_size=launch_env.local_world_size,
+            )
+        )
+        facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
+        plan = make_plan(recipe, facts, resolved.lines)
+        restore_point.check_step(plan.total_steps)
+        process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
+        device = open_device(args.device, plan.threads, launch_env.local_rank)
+        if existing is None or not existing.is_finished:
+            plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
+            configure_algorithms(device, recipe.engine)
+        notes = (*notes, affinity_note) if affinity_note else notes
+        yield PreparedRun(
+            recipe=recipe,
+            plan=plan,
+            datasets=datasets,
+            device=device,
+            process_group=process_group,
+            restore_point=restore_point,
+            existing=existing,
+            notes=notes,
+            trust_code=args.trust_code,
+        )
+
+
+def _open_existing(
+    args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
+) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
+    """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
+    process_group.set_phase("opening the run directory")
+    if not args.resume:
+        process_group.on_rank0(lambda: check_out_is_free(args.out, resume=False))
+        return None, RestorePoint(), ()
+    existing, notes = process_group.on_rank0(
+        lambda: open_existing(
+            recipe,
+            out=args.out,
+            runs=args.runs,
+            stack=stack,
+            launch_env=process_group.launch_env,
+            command=args.command,
+        )
+    )
+    if existing is None or existing.is_finished:
+        return existing, RestorePoint(), notes
+    restore_point = process_group.on_rank0(lambda: find_restore_point(existing.run_dir))
+    if restore_point.is_resumed and restore_point.state["data_fingerprint"] != datasets.fingerprint():
+        raise RecipeError(
+            "the data has changed since the run was started",
+            where=str(data_path(recipe) or recipe.data.source),
+            why="files were added, removed or relabeled",
+            then="use --data with the data of the first command, or start a new run without --resume",
+        )
+    return existing, restore_point, (*restore_point.notes, *existing.notes)
+
+
+def _plan_facts(
+    recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, state: Mapping[str, Any], device: str
+) -> Facts:
+    """The inputs of the plan besides the recipe; a resumed run keeps its threads and its JPEG decoder."""
+    # Checkpoints from before the native decoder do not record one: they used Pillow.
+    saved_decoder: Decoder | None = state.get("decoder", "pillow") if state else None
+    return Facts(
+        num_train=len(datasets.train),
+        num_val=len(datasets.val),
+        num_val_left_out=datasets.num_val_left_out,
+        num_classes=len(datasets.train.class_names),
+        world_size=process_group.world_size,
+        source=datasets.train.kind,
+        data_origins=datasets.origins,
+        cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
+        cache=cache_size(datasets),
+        decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
+        device=device_kind(device),
+    )
+
+
+def _with_gpu_decode_fraction(
+    recipe: Recipe,
+    plan: Plan,
+    datasets: Datasets,
+    device: Device,
+    process_group: ProcessGroup,
+    state: Mapping[str, Any],
+) -> Plan:
+    """The plan with the fraction of images that the GPU decodes: measured now, or from the checkpoint."""
+    saved_fraction = state.get("gpu_decode_fraction", 0.0) if state else None
+    fraction = process_group.on_rank0(
+        lambda: choose_gpu_decode_fraction(recipe, plan, datasets.train, device, saved_fraction)
+    )
+    is_measured = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
+    return with_gpu_decode_fraction(recipe, plan, fraction) if is_measured else plan
