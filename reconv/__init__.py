@@ -1,6 +1,6 @@
 """Reconv trains the reference convolutional networks from a recipe.
 
-`train`, `load`, `evaluate`, `predict` and the classes of the API are imported when they are first used, so
+`train`, `load`, `evaluate`, `predict`, `export` and the classes of the API are imported when they are first used, so
 `import reconv` does not import torch.
 """
 
@@ -13,14 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from reconv.inference.evaluate_run import evaluate
+    from reconv.inference.export.export_run import export
     from reconv.inference.predict_files import predict
     from reconv.inference.predictor import Predictor, load
     from reconv.trainer.custom_callbacks import Callback, RunInfo
     from reconv.trainer.python_api import train
 
-__all__ = ["Callback", "Predictor", "RunInfo", "__version__", "evaluate", "load", "predict", "train"]
+__all__ = ["Callback", "Predictor", "RunInfo", "__version__", "evaluate", "export", "load", "predict", "train"]
 
-_LAZY = ("Callback", "Predictor", "RunInfo", "evaluate", "load", "predict", "train")
+_LAZY = ("Callback", "Predictor", "RunInfo", "evaluate", "export", "load", "predict", "train")
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
-"""The Python API: `train`, `load`, `evaluate`, `predict`, `average`, `dry_run` and what they return."""
+"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run` and what they return."""
 
 from reconv.inference.evaluate_run import evaluate
+from reconv.inference.export.export_run import ExportResult, export
 from reconv.inference.image_reader import ImageSample
 from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.predict_files import predict
@@ -20,6 +21,7 @@ __all__ = [
     "DetectedBox",
     "DryRunResult",
     "EvalResult",
+    "ExportResult",
     "ImageSample",
     "Prediction",
     "PredictionList",
@@ -30,6 +32,7 @@ __all__ = [
     "average",
     "dry_run",
     "evaluate",
+    "export",
     "load",
     "predict",
     "train",

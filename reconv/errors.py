@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     RESOURCES = 6  # out of memory or disk space, or a directory that cannot be written
     RANK_LOST = 7
     RUN_LOCKED = 8  # another process is using the run directory
+    EXPORT = 9  # an exported model gives other results than the trained one, or does not run
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
     TERMINATED = 143  # SIGTERM or another stop signal, and no checkpoint was saved
@@ -130,6 +131,12 @@ class RunLockedError(ReconvError):
     """The run directory is in use by another process."""
 
     code = ExitCode.RUN_LOCKED
+
+
+class ExportError(ReconvError):
+    """An exported model gives other results than the trained one; it was not written."""
+
+    code = ExitCode.EXPORT
 
 
 class PreemptedError(ReconvError):

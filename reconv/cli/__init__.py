@@ -23,6 +23,7 @@ from reconv.cli.data import data
 from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
 from reconv.cli.eval import eval_command
+from reconv.cli.export import export
 from reconv.cli.options import CommandGroup
 from reconv.cli.predict import predict
 from reconv.cli.recipes import recipes
@@ -60,6 +61,7 @@ for _command in (
     eval_command,
     predict,
     serve,
+    export,
     average,
     recipes,
     report,

@@ -46,7 +46,7 @@ def predict(
     See `Predictor.load` and `Predictor.predict` for the options. A detector can also write a copy of each image with
     its boxes to the folder `save_images`.
     """
-    files = list({file.path: file for path in dict.fromkeys(map(Path, paths)) for file in _image_files(path)}.values())
+    files = list({file.path: file for path in dict.fromkeys(map(Path, paths)) for file in image_files(path)}.values())
     predictor = Predictor.load(
         run,
         best=best,
@@ -81,7 +81,8 @@ def _log_threshold(run_dir: RunDir | None, log: LogFunction) -> None:
         )
 
 
-def _image_files(path: Path) -> list[ImageFile]:
+def image_files(path: Path) -> list[ImageFile]:
+    """The image at a path, or every image in a folder."""
     if path.is_dir():
         # A file with an image's name that cannot be read is reported when it is opened, so it is not filtered here.
         files = sorted(file for file in path.rglob("*") if is_image_name(file.name) and not file.is_dir())

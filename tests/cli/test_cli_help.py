@@ -65,6 +65,7 @@ def test_all_documented_commands_exist() -> None:
         "data",
         "bench",
         "doctor",
+        "export",
         "completion",
     ]
     assert sorted(reconv.commands) == sorted(expected)

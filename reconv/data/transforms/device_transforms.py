@@ -126,7 +126,7 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         """float32 images (float64 if the network computes in that), not yet cast to its dtype."""
         if self._preprocess.per_image_standardization:
-            return _standardize(images, self.dtype)
+            return standardize(images, self.dtype)
         factor, shift = self.affine(images.device)
         return images.to(self.dtype) * factor + shift
 
@@ -138,7 +138,7 @@ class Normalize:
         return self._on_device
 
 
-def _standardize(images: Tensor, dtype: torch.dtype) -> Tensor:
+def standardize(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Each image minus its mean, divided by its standard deviation (at least 1/sqrt(pixels), in units of 0 to 255)."""
     num_values = images[0].numel()
     # Integer sums are exact: a float sum would depend on how the reduction is split.

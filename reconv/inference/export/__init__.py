@@ -1,0 +1,1 @@
+"""`reconv export`: a trained model as a file of another runtime, proven to give the same numbers there."""

@@ -1,0 +1,92 @@
+"""What an exported model says about itself, in `preprocess.json` and in the metadata of its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from reconv import __version__
+from reconv.data.transforms.host_transforms import resized_shorter_side
+from reconv.inference.predictor import Predictor
+from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.loader import dump
+from reconv.recipe.recipe_digest import recipe_digest
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportMetadata:
+    """The model that is exported."""
+
+    name: str  # of the recipe
+    task: str
+    network: str
+    preprocess: PreprocessConfig
+    class_names: tuple[str, ...]  # as in the data
+    display_names: tuple[str, ...]  # for people
+    class_ids: tuple[int, ...]  # detectors: the category ids of the training data
+    recipe_digest: str
+    weights: str  # raw, ema or averaged
+    step: int | None
+    tta: str = "none"
+    batch: int | None = None  # the fixed batch size; None: any
+    precision: str = "fp32"
+    extra: dict[str, Any] = field(default_factory=dict)  # what the run.py of one target needs besides
+
+    @classmethod
+    def of(cls, predictor: Predictor, batch: int | None = None) -> ExportMetadata:
+        """The metadata of a loaded model."""
+        recipe = predictor.recipe
+        return cls(
+            name=recipe.name,
+            task=recipe.task,
+            network=recipe.model.name,
+            preprocess=recipe.data.preprocess,
+            class_names=predictor.class_names,
+            display_names=predictor.classes,
+            class_ids=predictor.class_ids,
+            recipe_digest=recipe_digest(dump(recipe)),
+            weights=predictor.weights,
+            step=predictor.step,
+            tta=recipe.evaluate.tta,
+            batch=batch,
+        )
+
+    def settings(self, model_file: str) -> dict[str, Any]:
+        """The content of preprocess.json."""
+        preprocess = self.preprocess
+        return {
+            "format": FORMAT,
+            "model": model_file,
+            "task": self.task,
+            "size": preprocess.size,
+            "resize": resized_shorter_side(preprocess),
+            "interpolation": preprocess.interpolation,
+            "channels": preprocess.channels,
+            "divide_by": preprocess.divide_by,
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "per_image_standardization": preprocess.per_image_standardization,
+            "batch": self.batch,
+            "classes": list(self.display_names),
+            "class_names": list(self.class_names),
+            "class_ids": list(self.class_ids),
+            "recipe": self.name,
+            "recipe_digest": self.recipe_digest,
+            "network": self.network,
+            "weights": self.weights,
+            "step": self.step,
+            "tta": self.tta,
+            "precision": self.precision,
+            "versions": {"reconv": __version__, "torch": torch.__version__},
+            **self.extra,
+        }
+
+    def properties(self, model_file: str) -> dict[str, str]:
+        """The same for the metadata of a file, which holds texts: lists and numbers as JSON."""
+        settings = self.settings(model_file)
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}

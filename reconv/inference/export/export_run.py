@@ -1,0 +1,150 @@
+"""`export`: a trained model as a folder that another program can run, refused where it gives other numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reconv.checkpoint.locate import LocatedWeights
+from reconv.custom_code import TrustCode
+from reconv.errors import ExportError, UsageError
+from reconv.inference.export import gate
+from reconv.inference.export.export_folder import REPORT, SETTINGS, ExportFolder, write_json
+from reconv.inference.export.export_metadata import ExportMetadata
+from reconv.inference.export.export_module import ExportClassifier, example_images
+from reconv.inference.export.gate_images import GateImages, collect_images
+from reconv.inference.export.model_card import model_card
+from reconv.inference.export.run_script import run_script
+from reconv.inference.export.targets import ExportOptions, ExportTarget, find_target
+from reconv.inference.model_evaluation import LogFunction
+from reconv.inference.predictor import Predictor, find_model, no_log
+from reconv.io.atomic import write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """An exported model."""
+
+    folder: Path
+    model: Path  # the model's file in it
+    target: str
+    report: Mapping[str, Any]  # of the gate, as in report.json
+
+
+def export(
+    run: str | Path,
+    *,
+    to: str = "onnx",
+    out: str | Path | None = None,
+    images: str | Path | None = None,
+    data: str | Path | None = None,
+    samples: int | None = None,
+    best: bool = False,
+    weights: str = "auto",
+    recipe: str | None = None,
+    opset: int | None = None,
+    batch: int | None = None,
+    nms: bool = True,
+    int8: bool = False,
+    max_drop: float = gate.MAX_DROP,
+    force: bool = False,
+    trust_code: TrustCode = False,
+    model: Any = None,
+    log: LogFunction = no_log,
+) -> ExportResult:
+    """Write a run, a checkpoint or a weights file in the format `to`, into a folder with a model card and a run.py.
+
+    The written file is then run by that run.py in a fresh process, on the validation set of the run (or of `data`, or
+    on the `images` of a folder; `samples` limits their number), and must give the numbers of the model: otherwise
+    `ExportError` is raised, and there is no folder. See docs/export.md.
+    """
+    target, options = find_target(to), ExportOptions(opset, int8, nms)
+    target.check_packages()
+    _check_options(target, options)
+    located = find_model(run, best, log)
+    predictor = Predictor.from_located(
+        located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
+    )
+    metadata = ExportMetadata.of(predictor, batch)
+    folder = ExportFolder(_destination(out, located, metadata, target), replace=force)
+    with tempfile.TemporaryDirectory(prefix="reconv-export-") as temporary, folder.staged() as staging:
+        (Path(temporary) / "images").mkdir()
+        collected = collect_images(predictor, images, data, samples, Path(temporary) / "images")
+        reference = gate.compute_reference(predictor, collected, log)
+        log(f"writing {target.model_file} ...")
+        _write_folder(predictor, target, options, metadata, staging)
+        log(f"running it on {len(reference.images):,} images ...")
+        result = _check(target, metadata, reference, collected, staging, Path(temporary), max_drop)
+        report = {"target": target.name, "data": collected.origin, **result.report()}
+        if not result.passed:
+            write_json(folder.refused_report, report)
+            raise _refused(result, folder)
+        write_json(staging / REPORT, report)
+        card = model_card(metadata, target, report, located.run)
+        write_atomic(staging / "README.md", card)
+        folder.publish()
+    return ExportResult(folder.path, folder.path / target.model_file, target.name, report)
+
+
+def _check_options(target: ExportTarget, options: ExportOptions) -> None:
+    given = {"--opset": options.opset is not None, "--int8": options.int8, "--no-nms": not options.nms}
+    for option, is_given in given.items():
+        if is_given and option not in target.options:
+            raise UsageError(f"export --to {target.name} has no {option}", then=f"omit {option}")
+
+
+def _destination(
+    out: str | Path | None, located: LocatedWeights, metadata: ExportMetadata, target: ExportTarget
+) -> Path:
+    """Where the export goes: as given, else into the run directory, else into the current one."""
+    if out is not None:
+        return Path(out)
+    parent = Path() if located.run is None else located.run.path / "exports"
+    return parent / f"{metadata.name.replace('/', '-')}-{target.name}"
+
+
+def _write_folder(
+    predictor: Predictor, target: ExportTarget, options: ExportOptions, metadata: ExportMetadata, staging: Path
+) -> None:
+    """Write the model's file, preprocess.json and run.py."""
+    if predictor.is_detector:
+        raise UsageError("detectors cannot be exported yet")
+    preprocess = metadata.preprocess
+    module = ExportClassifier(predictor.module.float(), preprocess, metadata.tta).eval()
+    target.write(module, example_images(preprocess, metadata.batch), metadata, options, staging)
+    write_json(staging / SETTINGS, metadata.settings(target.model_file))
+    write_atomic(staging / "run.py", run_script(target.runtime))
+
+
+def _check(
+    target: ExportTarget,
+    metadata: ExportMetadata,
+    reference: gate.Reference,
+    collected: GateImages,
+    staging: Path,
+    temporary: Path,
+    max_drop: float,
+) -> gate.GateResult:
+    """Run the staged folder in a fresh process and compare."""
+    files = [image.path for image in reference.images]
+    found = gate.run_exported(staging / "run.py", files, target.hidden_packages, temporary)
+    return gate.compare(
+        reference,
+        found,
+        task=metadata.task,
+        precision=metadata.precision,
+        num_probes=collected.num_probes,
+        max_drop=max_drop,
+    )
+
+
+def _refused(result: gate.GateResult, folder: ExportFolder) -> ExportError:
+    return ExportError(
+        "the exported model gives other results than the trained one, and was not written",
+        where=str(folder.path),
+        why="; ".join(result.failures),
+        then=f"see {folder.refused_report}",
+    )

@@ -1,0 +1,91 @@
+"""run.py reads images exactly as evaluation does, and does without Reconv."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from export_examples import odd_images
+
+from reconv.data.decode.pillow import decode_image
+from reconv.data.transforms.host_transforms import eval_transform
+from reconv.inference.export.export_metadata import ExportMetadata
+from reconv.inference.export.run_script import run_script
+from reconv.inference.export.targets import TARGETS
+from reconv.recipe.data_fields import PreprocessConfig
+
+IMAGES = odd_images()
+PREPROCESS = {
+    "crop": PreprocessConfig(size=32, resize=36, interpolation="bilinear"),
+    "bicubic": PreprocessConfig(size=32, resize="auto-ratio", interpolation="bicubic"),
+    "squash": PreprocessConfig(size=40, resize=None),
+    "nearest": PreprocessConfig(size=32, resize="auto-plus32", interpolation="nearest"),
+    "gray": PreprocessConfig(size=32, resize=32, channels=1, mean=(0.5,), std=(0.5,)),
+}
+
+
+def settings(preprocess: PreprocessConfig) -> dict[str, Any]:
+    metadata = ExportMetadata(
+        name="example",
+        task="classification",
+        network="resnet8_cifar",
+        preprocess=preprocess,
+        class_names=(),
+        display_names=(),
+        class_ids=(),
+        recipe_digest="",
+        weights="raw",
+        step=None,
+    )
+    return metadata.settings("model.onnx")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """run.py as a user's program would import it."""
+    path = tmp_path_factory.mktemp("export") / "run.py"
+    path.write_text(run_script("onnxruntime"))
+    module = ModuleType("run")
+    module.__file__ = str(path)
+    sys.modules["run"] = module
+    exec(compile(path.read_text(), path, "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("name", PREPROCESS)
+def test_the_pixels_are_those_of_evaluation(script: ModuleType, name: str) -> None:
+    preprocess = PREPROCESS[name]
+    for kind, data in IMAGES.items():
+        ours = eval_transform(decode_image(data, preprocess.channels), preprocess).transpose(1, 2, 0)
+        theirs = script.preprocess(data, settings(preprocess))
+        assert theirs.dtype == np.uint8 and np.array_equal(ours, theirs), kind
+    assert len(IMAGES) == 30
+
+
+def test_damaged_and_huge_images_are_errors(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "MAX_PIXELS", 75 * 61 - 1)
+    for data in (b"", IMAGES["bmp"][:30], IMAGES["webp"]):
+        with pytest.raises((ValueError, OSError)):
+            script.preprocess(data, settings(PREPROCESS["crop"]))
+    script.preprocess(IMAGES["thin"], settings(PREPROCESS["crop"]))
+
+
+def imported(source: str) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+RUNTIMES: Mapping[str, set[str]] = {"onnxruntime": {"onnxruntime"}}
+
+
+def test_run_py_imports_its_runtime_numpy_and_pillow_alone() -> None:
+    assert {target.runtime for target in TARGETS.values()} == set(RUNTIMES)
+    for runtime, packages in RUNTIMES.items():
+        assert imported(run_script(runtime)) - set(sys.stdlib_module_names) == {"numpy", "PIL"} | packages
