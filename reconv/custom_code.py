@@ -218,8 +218,11 @@ def source_digests(paths: Sequence[str]) -> dict[str, str]:
     Files are named relative to the folder they were imported from.
     """
     digests: dict[str, str] = {}
+    roots = [_roots[path] for path in dict.fromkeys(paths) if path in _roots]
+    if not roots:
+        return digests  # thousands of modules may be loaded
     loaded = {Path(name).resolve() for module in list(sys.modules.values()) if (name := _file_of(module))}
-    for root in (_roots[path] for path in dict.fromkeys(paths) if path in _roots):
+    for root in roots:
         files = [root] if root.is_file() else sorted(file for file in loaded if root in file.parents)
         for file in files:
             digests[str(file.relative_to(root.parent))] = hashlib.sha256(file.read_bytes()).hexdigest()

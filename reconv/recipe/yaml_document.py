@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -109,7 +110,9 @@ def _readable(problem: str) -> str:
     return problem.replace("'<stream end>'", "the end of the file")
 
 
+@lru_cache(maxsize=128)  # a run reads the same recipe several times, at 20 ms each
 def _compose(text: str) -> yaml.Node | None:
+    """The root of the document; nodes are only read, so that they can be shared."""
     loader = _Loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
