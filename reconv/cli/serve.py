@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Command, backend_options, model_options, print_note, trust_or_ask
+from reconv.cli.options import Command, CommandFunction, backend_options, model_options, print_note, trust_or_ask
 from reconv.errors import UsageError
+
+if TYPE_CHECKING:
+    from reconv.inference.backends.backend import BackendName, Precision
+    from reconv.inference.image_reader import DecoderName
+
+_EXTRA = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
+
+
+def limit_options(command: CommandFunction) -> CommandFunction:
+    """The options that bound what clients may use."""
+    for name, metavar, kind, default, text in (
+        ("--drain-s", "X", click.FloatRange(0), 30, "Seconds to finish what has begun after SIGTERM."),
+        ("--timeout-s", "X", click.FloatRange(0.001), 30, "Seconds for a body to arrive, and for its prediction."),
+        ("--max-connections", "N", click.IntRange(1), 512, "Open connections."),
+        ("--max-images", "N", click.IntRange(1), 64, "Images of one request."),
+        ("--max-body-mb", "X", click.FloatRange(0.001), 32, "Megabytes of one request."),
+        ("--max-queue", "N", click.IntRange(1), 256, "Images of a model that may wait; beyond: 503 and Retry-After."),
+        (
+            "--max-wait-ms",
+            "X",
+            click.FloatRange(0, 1000),
+            2,
+            "How long a batch waits for images that have arrived and are being decoded.",
+        ),
+        ("--max-batch", "N", click.IntRange(1, 1024), 16, "Images that run on a device together."),
+    ):
+        option = click.option(name, metavar=metavar, type=kind, default=default, show_default=True, help=text)
+        command = option(command)
+    return command
 
 
 @click.command(cls=Command)
@@ -23,30 +52,10 @@ from reconv.errors import UsageError
     type=click.Path(path_type=Path),
     help="Require a bearer token: one of the lines of FILE.",
 )
-@click.option("--follow", is_flag=True, help="Take over each new checkpoint of a run.")
+@click.option("--follow", is_flag=True, help="Take over each new checkpoint of the runs, without a dropped request.")
+@limit_options
 @click.option(
-    "--max-batch",
-    metavar="N",
-    type=click.IntRange(1, 1024),
-    default=16,
-    show_default=True,
-    help="Images that run on the device together.",
-)
-@click.option(
-    "--max-wait-ms",
-    metavar="X",
-    type=click.FloatRange(0, 1000),
-    default=2,
-    show_default=True,
-    help="How long a batch waits for images that have arrived and are being decoded.",
-)
-@click.option(
-    "--max-queue",
-    metavar="N",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Images of a model that may be waiting; beyond, the answer is 503 with Retry-After.",
+    "--read-threads", metavar="N", type=click.IntRange(1), help="Threads that decode images [default: one per core]."
 )
 @model_options
 @backend_options
@@ -59,41 +68,59 @@ def serve(
     max_batch: int,
     max_wait_ms: float,
     max_queue: int,
+    max_body_mb: float,
+    max_images: int,
+    max_connections: int,
+    timeout_s: float,
+    drain_s: float,
+    read_threads: int | None,
     device: str,
     weights: str | None,
     best: bool,
     recipe: str | None,
     trust_code: bool,
-    backend: str,
-    precision: str,
-    decoder: str,
+    backend: BackendName,
+    precision: Precision,
+    decoder: DecoderName,
 ) -> None:
     """Serve the predictions of models over HTTP, and a page to try them at /.
+
+    RUN is a run directory, a checkpoint directory, a weights file or published weights. Several are served by their
+    names: NAME=RUN, else that of the run's recipe. --device cuda:0,cuda:1 runs every model on several devices. The
+    server listens on this machine only, unless --host says otherwise; API: /docs.
 
     \b
     Examples:
       reconv serve runs/quickstart/1
-      curl --data-binary @digit.png -H 'Content-Type: image/png' http://127.0.0.1:8000/predict
+      curl -F image=@digit.png http://127.0.0.1:8000/predict
+      reconv serve digits=runs/quickstart/1 flowers=runs/finetune/2 --port 9000
+      reconv serve runs/resnet50/1 --follow --host 0.0.0.0 --token-file token.txt
     """
     server = _import_server()
-    settings = server.ServeSettings(
-        runs=runs,
-        host=host,
-        port=port,
+    limits = server.Limits(
+        max_body_bytes=round(max_body_mb * 1e6),
+        max_images=max_images,
+        max_queue=max_queue,
+        max_connections=max_connections,
+        header_timeout_s=min(timeout_s, server.Limits().header_timeout_s),
+        body_timeout_s=timeout_s,
+        request_timeout_s=timeout_s,
+        drain_timeout_s=drain_s,
+    )
+    load = server.LoadSettings(
         devices=tuple(device.split(",")),
-        token_file=token_file,
+        best=best,
+        trust_code=trust_or_ask(trust_code),
         batch=server.BatchSettings(max_batch, max_wait_ms / 1000, max_queue),
-        follow=follow,
-        load_options={
+        options={
             "weights": weights or "auto",
-            "best": best,
             "recipe": recipe,
             "backend": backend,
             "precision": precision,
             "decoder": decoder,
         },
-        trust_code=trust_or_ask(trust_code),
     )
+    settings = server.ServeSettings(runs, load, limits, host, port, token_file, follow, read_threads)
     server.serve(settings, print_note)
 
 
@@ -101,7 +128,7 @@ def _import_server() -> Any:
     try:
         from reconv.serve import server
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
+        if error.name not in _EXTRA:
             raise
         raise UsageError(
             f"the server needs {error.name}, which is not installed", then="pip install 'reconv[serve]'"

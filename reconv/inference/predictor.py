@@ -236,6 +236,12 @@ class Predictor:
             selected = to_host(select_outputs(outputs, self.recipe.task, selection, self._postprocess()))
         return PredictionList(make_predictions(selected, samples, self._output_classes, selection))
 
+    def logits(self, samples: Sequence[ImageSample]) -> Tensor:
+        """The logits [n, classes] of a classifier, on the host: one batch of the network, one thread at a time."""
+        with self._lock, torch.no_grad():
+            logits: Tensor = self.backend(self._collate(samples)["images"])
+            return logits.cpu()
+
     def evaluate(
         self,
         data: str | Path | None = None,

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,13 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from reconv.serve import static_files
+from reconv.serve import openapi, protocol, static_files
 from reconv.serve.access import Access
 from reconv.serve.limits import ApiError
 from reconv.serve.metrics import CONTENT_TYPE
-from reconv.serve.models import PredictOptions, describe_model
+from reconv.serve.models import LoadedModel, PredictOptions, ServedModel, describe_model
 from reconv.serve.request_images import split_body, too_many_images
-from reconv.serve.serving import Serving
+from reconv.serve.serving import RequestTimes, Serving
 
 _log = logging.getLogger("reconv.serve")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -35,14 +36,14 @@ class Routes:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.files = static_files.load()
+        self._docs = openapi.render_html(openapi.DOCUMENT)
 
     async def predict(self, request: Request) -> Response:
         """POST /predict: the predictions for one image or several."""
         began_s = time.perf_counter()
         options = predict_options(request)
         served = self.serving.find_model(request.query_params.get("model"))
-        loaded = self.serving.acquire(served)
-        try:
+        with self._in_use(served) as loaded:
             if options.min_score is not None and loaded.predictor.recipe.task == "classification":
                 message = "min_score is for detectors and multi-label models; this model gives one class per image"
                 raise ApiError(400, "bad_parameter", message)
@@ -50,17 +51,14 @@ class Routes:
             images, body_s = await self._read_images(request)
             if options.explain and len(images) > 1:
                 raise ApiError(400, "bad_parameter", "explain=true is for one image at a time")
-            predictions, timings = await self.serving.predict(request, loaded, images, options)
+            predictions, times = await self.serving.predict(request, loaded, images, options)
             step = loaded.predictor.step
-        finally:
-            loaded.release()
         total_s = time.perf_counter() - began_s
-        stages = {"read": timings.read_s, "queue": timings.queue_s, "network": timings.network_s, "total": total_s}
-        for stage, seconds in {"body": body_s, **stages}.items():
-            self.serving.metrics.stage_s.labels(served.name, stage).observe(seconds)
+        self._observe(served.name, times, body=body_s, total=total_s)
         answer: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions}
         if options.explain:
             answer |= {name: predictions[0].pop(name) for name in _EXPLANATIONS if name in predictions[0]}
+        stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, "total": total_s}
         answer["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
         return JSONResponse(answer)
 
@@ -91,7 +89,6 @@ class Routes:
         for name, model in self.serving.models.items():
             if model.current is not None:
                 self.serving.metrics.pending.labels(name).set(model.current.batcher.pending)
-                self.serving.metrics.step.labels(name).set(model.current.predictor.step or 0)
         return Response(self.serving.metrics.to_text(), media_type=CONTENT_TYPE)
 
     async def page(self, request: Request) -> Response:
@@ -99,12 +96,80 @@ class Routes:
         file = self.files.get("page.html")
         return RedirectResponse("/docs") if file is None else static_files.respond(request, file)
 
+    async def docs(self, request: Request) -> Response:
+        """GET /docs: the API for people."""
+        return Response(self._docs, media_type="text/html; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: the API for programs."""
+        return JSONResponse(openapi.DOCUMENT)
+
     async def static(self, request: Request) -> Response:
         """GET /static/NAME: a file of a page, by its exact name."""
         file = self.files.get(request.path_params["name"])
         if file is None:
             raise ApiError(404, "not_found", "there is no such file")
         return static_files.respond(request, file)
+
+    async def server_metadata(self, request: Request) -> Response:
+        """GET /v2: the server."""
+        return JSONResponse(protocol.SERVER_METADATA)
+
+    async def model_metadata(self, request: Request) -> Response:
+        """GET /v2/models/NAME: the inputs and outputs of a model."""
+        served = self.serving.find_model(request.path_params["name"])
+        with self._in_use(served, request.path_params.get("version")) as loaded:
+            return JSONResponse(protocol.model_metadata(served.name, loaded.predictor))
+
+    async def model_ready(self, request: Request) -> Response:
+        """GET /v2/models/NAME/ready: whether a model is loaded and warm."""
+        served = self.serving.find_model(request.path_params["name"])
+        is_ready = served.current is not None and not self.serving.is_draining
+        if is_ready and "version" in request.path_params:
+            with self._in_use(served, request.path_params["version"]):
+                pass
+        return JSONResponse({"name": served.name, "ready": is_ready}, 200 if is_ready else 503)
+
+    async def infer(self, request: Request) -> Response:
+        """POST /v2/models/NAME/infer: the output tensors for a batch of images."""
+        served = self.serving.find_model(request.path_params["name"])
+        with self._in_use(served, request.path_params.get("version")) as loaded:
+            self.serving.check_room(loaded)
+            predictor, limits = loaded.predictor, self.serving.limits
+            body = await self.serving.bodies.read(request)
+            try:
+                asked = await asyncio.get_running_loop().run_in_executor(
+                    self.serving.readers,
+                    protocol.parse_infer,
+                    bytes(body),
+                    request.headers.get(protocol.HEADER_LENGTH),
+                    predictor,
+                    limits.max_images,
+                )
+            finally:
+                self.serving.bodies.release(len(body))
+            options = PredictOptions(min_score=asked.min_score, is_raw=True)
+            results, times = await self.serving.predict(request, loaded, asked.images, options)
+            self._observe(served.name, times)
+            tensors = protocol.output_tensors(results, predictor)
+            return protocol.infer_response(served.name, protocol.version_of(predictor), asked, tensors)
+
+    @contextmanager
+    def _in_use(self, served: ServedModel, version: str | None = None) -> Iterator[LoadedModel]:
+        """The current checkpoint of a model, which stays loaded meanwhile."""
+        loaded = self.serving.acquire(served)
+        try:
+            if version is not None and version != (current := protocol.version_of(loaded.predictor)):
+                raise ApiError(404, "no_such_version", f"the model {served.name!r} has the version {current} only")
+            yield loaded
+        finally:
+            loaded.release()
+
+    def _observe(self, name: str, times: RequestTimes, **more_s: float) -> None:
+        """Add the times of a request to the metrics."""
+        stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **more_s}
+        for stage, seconds in stages.items():
+            self.serving.metrics.stage_s.labels(name, stage).observe(seconds)
 
     async def live(self, request: Request) -> Response:
         """GET /v2/health/live: whether the process works; if not, it should be restarted."""
@@ -126,6 +191,15 @@ def build_app(serving: Serving, access: Access) -> Starlette:
         ("GET", "/metrics", routes.metrics),
         ("GET", "/", routes.page),
         ("GET", "/static/{name}", routes.static),
+        ("GET", "/docs", routes.docs),
+        ("GET", "/openapi.json", routes.openapi),
+        ("GET", "/v2", routes.server_metadata),
+        ("GET", "/v2/models/{name}", routes.model_metadata),
+        ("GET", "/v2/models/{name}/ready", routes.model_ready),
+        ("POST", "/v2/models/{name}/infer", routes.infer),
+        ("GET", "/v2/models/{name}/versions/{version}", routes.model_metadata),
+        ("GET", "/v2/models/{name}/versions/{version}/ready", routes.model_ready),
+        ("POST", "/v2/models/{name}/versions/{version}/infer", routes.infer),
         ("GET", "/v2/health/live", routes.live),
         ("GET", "/v2/health/ready", routes.ready),
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from reconv.api import ImageSample, Prediction, Predictor
+from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.serve.batching import Batcher, Job
 from reconv.serve.explanation import explain
 
@@ -19,6 +21,7 @@ class PredictOptions:
     top: int | None = None
     min_score: float | None = None
     explain: bool = False
+    is_raw: bool = False  # of a classifier, the logits and probabilities of all classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +37,21 @@ class LoadedModel:
     """One checkpoint on its devices, with its queue."""
 
     def __init__(
-        self, predictors: Sequence[Predictor], settings: BatchSettings, on_batch: Callable[[int, float], None]
+        self,
+        predictors: Sequence[Predictor],
+        info: Mapping[str, Any],
+        settings: BatchSettings,
+        on_batch: Callable[[int, float], None],
     ) -> None:
         self.predictors = tuple(predictors)
+        self.info = info  # for `/models`
         self._lock = threading.Lock()
         self._users = 0
         self._is_retired = False
         for predictor in self.predictors:
             predictor.warm_up(batch_sizes(settings.max_batch))
         self.batcher = Batcher(
-            [lambda jobs, predictor=predictor: run_jobs(predictor, jobs) for predictor in self.predictors],
+            [partial(run_jobs, predictor) for predictor in self.predictors],
             max_batch=settings.max_batch,
             max_wait_s=settings.max_wait_s,
             max_queue=settings.max_queue,
@@ -105,26 +113,7 @@ class ServedModel:
 def describe_model(served: ServedModel) -> dict[str, Any]:
     """What `/models` says about a model."""
     loaded = served.current
-    if loaded is None:
-        return {"name": served.name, "ready": False}
-    predictor = loaded.predictor
-    preprocess = predictor.recipe.data.preprocess
-    return {
-        "name": served.name,
-        "ready": True,
-        "task": predictor.recipe.task,
-        "network": predictor.recipe.model.name,
-        "classes": list(predictor.classes),
-        "size": preprocess.size,
-        "channels": preprocess.channels,
-        "step": predictor.step,
-        "weights": predictor.weights,
-        "devices": [str(replica.device.kind) for replica in loaded.predictors],
-        "backend": predictor.backend.name,
-        "precision": predictor.backend.precision,
-        "metrics": {},
-        "card": "",
-    }
+    return {"name": served.name, "ready": loaded is not None, **({} if loaded is None else loaded.info)}
 
 
 def batch_sizes(max_batch: int) -> list[int]:
@@ -136,8 +125,20 @@ def run_jobs(predictor: Predictor, jobs: Sequence[Job]) -> list[list[dict[str, A
     """Run jobs with equal options as one batch; the predictions of each job, as plain data."""
     options: PredictOptions = jobs[0].options
     samples = [sample for job in jobs for sample in job.samples]
+    if options.is_raw and not predictor.is_detector:
+        rows = iter(_raw_rows(predictor, samples))
+        return [[next(rows) for _ in job.samples] for job in jobs]
     predictions = iter(predictor.predict_samples(samples, top=options.top, min_score=options.min_score))
     return [[_to_dict(predictor, sample, next(predictions), options) for sample in job.samples] for job in jobs]
+
+
+def _raw_rows(predictor: Predictor, samples: Sequence[ImageSample]) -> list[dict[str, Any]]:
+    """The logits and probabilities of each image, computed as those of its prediction."""
+    logits = predictor.logits(samples)
+    exact = to_accumulate_dtype(logits)
+    probabilities = exact.sigmoid() if predictor.recipe.task == "multilabel" else exact.softmax(dim=1)
+    rows = zip(logits.float().numpy(), probabilities.numpy(), strict=True)
+    return [{"logits": row, "probabilities": row_probabilities} for row, row_probabilities in rows]
 
 
 def _to_dict(

@@ -5,27 +5,25 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import uvicorn
 
-from reconv.api import Predictor
-from reconv.custom_code import TrustCode
 from reconv.errors import ResourceError, UsageError
 from reconv.machine import Machine, cores_per_process
-from reconv.printable import printable
 from reconv.serve.access import LOOPBACK, SECURITY_HEADERS, Access, read_tokens
 from reconv.serve.app import build_app
 from reconv.serve.connections import limited_protocol
 from reconv.serve.limits import Limits
 from reconv.serve.metrics import ServerMetrics
-from reconv.serve.models import BatchSettings, LoadedModel, ServedModel
+from reconv.serve.model_loader import LoadSettings, ModelLoader
+from reconv.serve.models import BatchSettings, ServedModel
 from reconv.serve.serving import Serving
 
+__all__ = ["BatchSettings", "Limits", "LoadSettings", "ServeSettings", "serve"]
 LogFunction = Callable[[str], None]
 
 
@@ -34,44 +32,65 @@ class ServeSettings:
     """What `reconv serve` was asked for."""
 
     runs: Sequence[str]
+    load: LoadSettings
+    limits: Limits
     host: str = LOOPBACK[0]
     port: int = 8000
-    devices: Sequence[str] = ("auto",)
     token_file: Path | None = None
-    batch: BatchSettings = field(default_factory=BatchSettings)
-    limits: Limits = field(default_factory=Limits)
     follow: bool = False
-    load_options: dict[str, Any] = field(default_factory=dict)  # of `Predictor.load`
-    trust_code: TrustCode = False
+    num_readers: int | None = None  # None: one per core
 
 
 def serve(settings: ServeSettings, log: LogFunction) -> None:
     """Serve until SIGTERM or SIGINT; raises the error of a model that cannot be loaded."""
     tokens = () if settings.token_file is None else read_tokens(settings.token_file)
-    access = Access(tokens, LOOPBACK if settings.host in LOOPBACK else ())
+    is_local = settings.host in LOOPBACK
     metrics = ServerMetrics()
     models = name_models(settings.runs)
-    num_readers = max(2, cores_per_process(Machine(), 1))
-    serving = Serving(models, settings.limits, metrics, num_readers)
+    serving = Serving(models, settings.limits, metrics, settings.num_readers or cores_per_process(Machine(), 1))
     listener = open_port(settings.host, settings.port)
-    server = uvicorn.Server(_uvicorn_config(serving, access, settings.limits))
-    loader = _Loader(serving, settings, log, server)
-    url_host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    log(f"listening on http://{url_host}:{listener.getsockname()[1]}")
-    if not tokens and settings.host not in LOOPBACK:
+    server = _DrainingServer(_uvicorn_config(serving, Access(tokens, LOOPBACK if is_local else ())), serving)
+    log(f"listening on http://{_url_host(settings.host)}:{listener.getsockname()[1]}")
+    if not tokens and not is_local:
         log("warning: anyone who can reach this address can use the models; --token-file limits that")
+    loader = ModelLoader(
+        list(models.values()), settings.load, metrics, log, follow=settings.follow, on_error=server.stop
+    )
     # uvicorn raises the signal again after it has ended, to end the process by it; the exit code must be 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: None)
-    thread = threading.Thread(target=loader.run, name="reconv-load", daemon=True)
-    thread.start()
+    loader.start()
     server.run(sockets=[listener])
+    loader.stop()
+    serving.readers.shutdown(wait=False, cancel_futures=True)
     if loader.error is not None:
         raise loader.error
     log("stopped")
 
 
-def _uvicorn_config(serving: Serving, access: Access, limits: Limits) -> uvicorn.Config:
+class _DrainingServer(uvicorn.Server):
+    """A server that is not ready any more as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+        super().__init__(config)
+        self._serving = serving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._serving.is_draining = True
+        super().handle_exit(sig, frame)
+
+    def stop(self) -> None:
+        """Stop as after a signal, from any thread."""
+        self._serving.is_draining = True
+        self.should_exit = True
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _uvicorn_config(serving: Serving, access: Access) -> uvicorn.Config:
+    limits = serving.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each request that is not HTTP
     return uvicorn.Config(
         build_app(serving, access),
@@ -129,34 +148,3 @@ def open_port(host: str, port: int) -> socket.socket:
             then="choose another one: --port 8001 (0: any free one)",
         ) from error
     return listener
-
-
-class _Loader:
-    """Loads the models beside the server, which answers that it is not ready until then."""
-
-    def __init__(self, serving: Serving, settings: ServeSettings, log: LogFunction, server: uvicorn.Server) -> None:
-        self._serving, self._settings, self._log, self._server = serving, settings, log, server
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            for model in self._serving.models.values():
-                model.replace(self._load(model))
-                assert model.current is not None
-                predictor = model.current.predictor
-                step = "" if predictor.step is None else f", step {predictor.step:,}"
-                devices = ", ".join(replica.device.kind for replica in model.current.predictors)
-                self._log(printable(f"ready: {model.name} ({predictor.weights} weights{step}) on {devices}"))
-        except BaseException as error:
-            self.error = error
-            self._server.should_exit = True
-
-    def _load(self, model: ServedModel) -> LoadedModel:
-        settings = self._settings
-        predictors = [
-            Predictor.load(
-                model.run, device=device, trust_code=settings.trust_code, log=self._log, **settings.load_options
-            )
-            for device in settings.devices
-        ]
-        return LoadedModel(predictors, settings.batch, self._serving.metrics.on_batch(model.name))

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from reconv.api import ImageSample
 from reconv.errors import DataError, ReconvError
 from reconv.serve.batching import Batcher, Job, QueueFullError
 from reconv.serve.limits import ApiError, BodyReader, Limits, overloaded
@@ -74,7 +75,7 @@ class Serving:
             loaded.batcher.check_room()
 
     async def predict(
-        self, request: Request, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
+        self, request: Request, loaded: LoadedModel, images: Sequence[bytes | ImageSample], options: PredictOptions
     ) -> tuple[list[Any], RequestTimes]:
         """The result of each image, in order; stops early when the client has gone or its time is up."""
         with _full_queue_as_api_error():
@@ -83,9 +84,8 @@ class Serving:
         work.start(self.readers)
         gone = asyncio.ensure_future(request.receive())
         try:
-            await asyncio.wait(
-                {work.done, gone}, timeout=self.limits.request_timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            waited_for: set[asyncio.Future[Any]] = {work.done, gone}
+            await asyncio.wait(waited_for, timeout=self.limits.request_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done.done():
                 if gone.done():
                     raise ClientDisconnect
@@ -109,7 +109,11 @@ class _RequestWork:
     """The images of one request on their way: read in parallel, then queued in jobs of at most a batch."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, loaded: LoadedModel, images: Sequence[Any], options: PredictOptions
+        self,
+        loop: asyncio.AbstractEventLoop,
+        loaded: LoadedModel,
+        images: Sequence[bytes | ImageSample],
+        options: PredictOptions,
     ) -> None:
         self.done: asyncio.Future[tuple[list[Any], RequestTimes]] = loop.create_future()
         self._loop, self._loaded, self._images, self._options = loop, loaded, images, options
@@ -144,7 +148,8 @@ class _RequestWork:
         """Read an image; whoever reads the last one of a part queues it."""
         try:
             if not self._is_cancelled:
-                self._samples[index] = self._loaded.predictor.read(self._images[index])
+                image = self._images[index]
+                self._samples[index] = self._loaded.predictor.read(image) if isinstance(image, bytes) else image
         except BaseException as error:  # of any kind: the client must get an answer
             self.cancel()
             self._call(self._fail, self._to_api_error(error, index))
