@@ -106,3 +106,10 @@ def _print_result(result: ExportResult) -> None:
             f"{logits['largest_difference']:.1e} standard deviations, another {decisions['what']} in "
             f"{decisions['num_different']:,} images"
         )
+    boxes = report.get("boxes")
+    if boxes is not None:
+        print_line(
+            f"checked in a fresh process on {report['data']}: {boxes['num_different']:,} of {boxes['num_boxes']:,} "
+            f"boxes differ, the others by up to {boxes['score_difference']:.1e} (score) and "
+            f"{boxes['corner_difference_px']:.1e} pixels"
+        )

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from reconv import __version__
 from reconv.data.transforms.host_transforms import resized_shorter_side
+from reconv.detection.postprocess import PostprocessConfig
 from reconv.inference.predictor import Predictor
 from reconv.recipe.data_fields import PreprocessConfig
 from reconv.recipe.loader import dump
 from reconv.recipe.recipe_digest import recipe_digest
+from reconv.trainer.build.task_builder import build_postprocess_config
 
 FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NMSRules:
+    """The post-processing of a detector."""
+
+    in_model: bool  # else run.py does it
+    score_threshold: float  # exclusive
+    iou_threshold: float
+    max_per_class: int  # before NMS
+    max_per_image: int
+
+    @classmethod
+    def of(cls, config: PostprocessConfig, in_model: bool) -> NMSRules:
+        return cls(in_model, config.score_threshold, config.nms_iou, config.max_per_class, config.max_per_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +52,21 @@ class ExportMetadata:
     tta: str = "none"
     batch: int | None = None  # the fixed batch size; None: any
     precision: str = "fp32"
+    nms: NMSRules | None = None  # detectors
     extra: dict[str, Any] = field(default_factory=dict)  # what the run.py of one target needs besides
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the model's outputs."""
+        if self.nms is None:
+            return ("logits",)
+        return ("boxes", "scores", "labels", "counts") if self.nms.in_model else ("boxes", "scores")
+
     @classmethod
-    def of(cls, predictor: Predictor, batch: int | None = None) -> ExportMetadata:
-        """The metadata of a loaded model."""
+    def of(
+        cls, predictor: Predictor, batch: int | None = None, *, nms: bool = True, precision: str = "fp32"
+    ) -> ExportMetadata:
+        """The metadata of a loaded model; `nms` says whether the file of a detector will contain NMS."""
         recipe = predictor.recipe
         return cls(
             name=recipe.name,
@@ -54,6 +81,8 @@ class ExportMetadata:
             step=predictor.step,
             tta=recipe.evaluate.tta,
             batch=batch,
+            precision=precision,
+            nms=NMSRules.of(build_postprocess_config(recipe), nms) if predictor.is_detector else None,
         )
 
     def settings(self, model_file: str) -> dict[str, Any]:
@@ -82,6 +111,8 @@ class ExportMetadata:
             "step": self.step,
             "tta": self.tta,
             "precision": self.precision,
+            "outputs": list(self.outputs),
+            "nms": None if self.nms is None else asdict(self.nms),
             "versions": {"reconv": __version__, "torch": torch.__version__},
             **self.extra,
         }

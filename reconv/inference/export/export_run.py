@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.errors import ExportError, UsageError
 from reconv.inference.export import gate
+from reconv.inference.export.export_detector import ExportDetector
 from reconv.inference.export.export_folder import REPORT, SETTINGS, ExportFolder, write_json
 from reconv.inference.export.export_metadata import ExportMetadata
 from reconv.inference.export.export_module import ExportClassifier, example_images
+from reconv.inference.export.gate_boxes import BoxRules, compare_detections
 from reconv.inference.export.gate_images import GateImages, collect_images
 from reconv.inference.export.model_card import model_card
 from reconv.inference.export.run_script import run_script
@@ -22,6 +26,7 @@ from reconv.inference.export.targets import ExportOptions, ExportTarget, find_ta
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.io.atomic import write_atomic
+from reconv.trainer.build.task_builder import build_anchors, build_postprocess_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def export(
     predictor = Predictor.from_located(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
     )
-    metadata = ExportMetadata.of(predictor, batch)
+    metadata = ExportMetadata.of(predictor, batch, nms=nms)
     folder = ExportFolder(_destination(out, located, metadata, target), replace=force)
     with tempfile.TemporaryDirectory(prefix="reconv-export-") as temporary, folder.staged() as staging:
         (Path(temporary) / "images").mkdir()
@@ -76,8 +81,9 @@ def export(
         reference = gate.compute_reference(predictor, collected, log)
         log(f"writing {target.model_file} ...")
         _write_folder(predictor, target, options, metadata, staging)
+        metric = predictor.recipe.detection.metric
         log(f"running it on {len(reference.images):,} images ...")
-        result = _check(target, metadata, reference, collected, staging, Path(temporary), max_drop)
+        result = _check(target, metadata, reference, collected, staging, Path(temporary), max_drop, metric)
         report = {"target": target.name, "data": collected.origin, **result.report()}
         if not result.passed:
             write_json(folder.refused_report, report)
@@ -110,13 +116,25 @@ def _write_folder(
     predictor: Predictor, target: ExportTarget, options: ExportOptions, metadata: ExportMetadata, staging: Path
 ) -> None:
     """Write the model's file, preprocess.json and run.py."""
-    if predictor.is_detector:
-        raise UsageError("detectors cannot be exported yet")
-    preprocess = metadata.preprocess
-    module = ExportClassifier(predictor.module.float(), preprocess, metadata.tta).eval()
-    target.write(module, example_images(preprocess, metadata.batch), metadata, options, staging)
+    module = _build_module(predictor, metadata, target).eval()
+    target.write(module, example_images(metadata.preprocess, metadata.batch), metadata, options, staging)
     write_json(staging / SETTINGS, metadata.settings(target.model_file))
     write_atomic(staging / "run.py", run_script(target.runtime))
+
+
+def _build_module(predictor: Predictor, metadata: ExportMetadata, target: ExportTarget) -> nn.Module:
+    """The network with what the file contains around it."""
+    recipe, model = predictor.recipe, predictor.module.float()
+    if metadata.nms is None:
+        return ExportClassifier(model, metadata.preprocess, metadata.tta)
+    return ExportDetector(
+        model,
+        metadata.preprocess,
+        build_anchors(recipe),
+        recipe.detection.anchors.variances,
+        build_postprocess_config(recipe),
+        target.nms if metadata.nms.in_model else None,
+    )
 
 
 def _check(
@@ -127,10 +145,14 @@ def _check(
     staging: Path,
     temporary: Path,
     max_drop: float,
+    metric: str,
 ) -> gate.GateResult:
     """Run the staged folder in a fresh process and compare."""
     files = [image.path for image in reference.images]
     found = gate.run_exported(staging / "run.py", files, target.hidden_packages, temporary)
+    if metadata.task == "detection":
+        rules = BoxRules(metadata.preprocess.size, metadata.class_names, metric, metadata.precision, max_drop)
+        return compare_detections(reference, found, rules, collected.num_probes)
     return gate.compare(
         reference,
         found,

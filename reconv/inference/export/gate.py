@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from reconv.data.transforms.device_transforms import EvalPreprocess
+from reconv.data.transforms.device_transforms import Normalize
 from reconv.data.transforms.host_transforms import eval_transform
 from reconv.errors import DataError, ExportError
 from reconv.inference.export.gate_images import GateImage, GateImages
@@ -23,12 +24,14 @@ from reconv.inference.image_input import ImageFile, to_pil
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor
 from reconv.inference.tta import average_views
+from reconv.trainer.build.task_builder import build_postprocess
 
 BATCH_SIZE = 64
 # The largest difference of a logit, in standard deviations of all logits. None: judged by accuracy alone.
 LOGIT_BOUNDS: Mapping[str, float | None] = {"fp32": 1e-4, "int8": None}
 IMAGES_PER_TIE = 1000  # one image of so many (and one more) may have another top-1 if its best two classes are tied
 MAX_DROP = 0.01  # of the accuracy of int8
+USE_DATA = "use validation data (--data)"
 _NUM_WORST = 5
 _NUM_ERROR_LINES = 12
 _TOP1 = {"classification": "top-1 class", "multilabel": "set of labels"}
@@ -50,8 +53,17 @@ class Reference:
 
     images: Sequence[GateImage]  # those that can be read
     pixels_crc32: Array  # [n], of the pixels [size, size, channels] that the network takes
-    outputs: Mapping[str, Array]  # logits [n, classes]
+    outputs: Mapping[str, Array]  # logits [n, classes]; of a detector boxes, scores, labels and counts
     num_unreadable: int
+
+    def facts(self, precision: str, num_probes: int) -> dict[str, Any]:
+        """What every report begins with."""
+        return {
+            "precision": precision,
+            "num_images": len(self.images) - num_probes,
+            "num_test_images": num_probes,
+            "num_unreadable": self.num_unreadable,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +82,36 @@ class GateResult:
 
 
 def compute_reference(predictor: Predictor, collected: GateImages, log: LogFunction) -> Reference:
-    """The logits of a classifier for each image that can be read."""
-    preprocess = predictor.recipe.data.preprocess
-    to_input = EvalPreprocess(preprocess, torch.float32)
-    forward = average_views(predictor.module.float().eval(), predictor.recipe.evaluate.tta)
+    """The outputs of the model for each image that can be read."""
+    forward = _forward(predictor)
     kept: list[GateImage] = []
-    logits, crcs = [], []
+    outputs, crcs = [], []
     for images, pixels in _read_batches(predictor, collected.images, log):
         kept += images
         crcs += [zlib.crc32(image.transpose(1, 2, 0).tobytes()) for image in pixels]
         with torch.no_grad():
-            logits.append(forward(to_input.prepare(torch.from_numpy(pixels))).float().numpy())
+            outputs.append(forward(torch.from_numpy(pixels)))
     if len(kept) <= collected.num_probes:
         raise DataError("no image can be read to check the exported model with", where=collected.origin)
-    outputs = {"logits": np.concatenate(logits)}
-    return Reference(kept, np.array(crcs, np.uint32), outputs, len(collected.images) - len(kept))
+    joined = {name: torch.cat([part[name] for part in outputs]).numpy() for name in outputs[0]}
+    return Reference(kept, np.array(crcs, np.uint32), joined, len(collected.images) - len(kept))
+
+
+def _forward(predictor: Predictor) -> Callable[[Tensor], dict[str, Tensor]]:
+    """A function from uint8 images [n, channels, size, size] to what the exported model must return."""
+    recipe, module = predictor.recipe, predictor.module.float().eval()
+    normalize, size = Normalize(recipe.data.preprocess, torch.float32), recipe.data.preprocess.size
+    if not predictor.is_detector:
+        network = average_views(module, recipe.evaluate.tta)
+        return lambda images: {"logits": network(normalize(images)).float()}
+    postprocess = build_postprocess(recipe, predictor.device)
+
+    def detect(images: Tensor) -> dict[str, Tensor]:
+        found = postprocess(module(normalize(images)))
+        boxes, labels = found.boxes_xyxy * size, (found.labels - 1).clamp(min=0)
+        return {"boxes": boxes, "scores": found.scores, "labels": labels, "counts": found.counts}
+
+    return detect
 
 
 def _read_batches(
@@ -125,7 +152,7 @@ def compare(
     reference: Reference, found: Mapping[str, Array], *, task: str, precision: str, num_probes: int, max_drop: float
 ) -> GateResult:
     """Compare the logits of run.py with the model's own: pixels, logits, top-1 class (or labels), accuracy."""
-    failures = _compare_pixels(reference, found["pixels_crc32"])
+    failures = compare_pixels(reference, found["pixels_crc32"])
     ours, theirs = (logits.astype(np.float64) for logits in (reference.outputs["logits"], found["logits"]))
     if ours.shape != theirs.shape:
         return GateResult((f"logits {list(theirs.shape)} instead of {list(ours.shape)}",), {})
@@ -135,10 +162,7 @@ def compare(
     is_other = _decisions(theirs, task) != _decisions(ours, task)
     is_other = is_other.any(axis=1) if is_other.ndim == 2 else is_other
     facts: dict[str, Any] = {
-        "precision": precision,
-        "num_images": len(ours) - num_probes,
-        "num_test_images": num_probes,
-        "num_unreadable": reference.num_unreadable,
+        **reference.facts(precision, num_probes),
         "logits": {"largest_difference": _finite(difference.max()), "bound": bound, "unit": scale},
         "decisions": {"what": _TOP1[task], "num_different": int(is_other.sum())},
     }
@@ -158,7 +182,7 @@ def compare(
                 f"{100 * drop:.2f} points lost, more than {100 * max_drop:g} (--max-drop)"
             )
     elif bound is None:
-        failures.append(f"{precision} is judged by accuracy, and these images have no known class: use validation data")
+        failures.append(f"{precision} is judged by accuracy, and these images have no known class: {USE_DATA}")
     worst = np.argsort(-difference, kind="stable")[:_NUM_WORST]
     facts["most_different"] = [
         {"image": reference.images[index].name, "difference": _finite(difference[index])} for index in worst
@@ -166,7 +190,7 @@ def compare(
     return GateResult(tuple(failures), facts)
 
 
-def _compare_pixels(reference: Reference, crcs: Array) -> list[str]:
+def compare_pixels(reference: Reference, crcs: Array) -> list[str]:
     """What differs in the pixels that run.py gives to the model."""
     if len(crcs) != len(reference.images):
         return [f"run.py read {len(crcs):,} of {len(reference.images):,} images"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from reconv.data.boxes.annotations import Annotation
 from reconv.data.dataset import Dataset, sample_files
 from reconv.data.decode.pillow import to_image
 from reconv.errors import DataError, UsageError
@@ -31,6 +32,7 @@ class GateImage:
     name: str  # for people
     path: Path
     target: int | None = None  # the class index; None: not known, or not a single one
+    annotation: Annotation | None = None  # detection: the boxes; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _dataset_images(dataset: Dataset, folder: Path) -> Iterator[GateImage]:
         else:
             to_image(sample.data, sample.data.shape[2]).save(path, "PNG")
         is_single = sample.labels is None and sample.annotation is None
-        yield GateImage(sample.name, path, sample.target if is_single else None)
+        yield GateImage(sample.name, path, sample.target if is_single else None, sample.annotation)
 
 
 def _link(original: Path, path: Path) -> Path:

@@ -105,6 +105,16 @@ def _gate_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"- largest difference of a logit: {difference:.2g} of their standard deviation{bound}")
     if decisions is not None:
         lines.append(f"- images with another {decisions['what']}: {decisions['num_different']:,}")
+    boxes, precision = report.get("boxes"), report.get("average_precision")
+    if boxes is not None:
+        lines.append(f"- boxes that differ: {boxes['num_different']:,} of {boxes['num_boxes']:,}")
+        lines.append(
+            f"- largest difference of the others: {boxes['score_difference']:.2g} of a score, "
+            f"{boxes['corner_difference_px']:.2g} pixels of a corner"
+        )
+    if precision is not None:
+        name, theirs, ours = precision["metric"], precision["exported"], precision["model"]
+        lines.append(f"- {name}: {theirs:.2%}, of the trained model {ours:.2%}")
     if accuracy is not None:
         lines.append(f"- top-1 accuracy: {accuracy['exported']:.2%}, of the trained model {accuracy['model']:.2%}")
     return lines

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.onnx"
 OPSET = 20
 _BATCH = "batch"
-OUTPUTS = {"classification": ["logits"], "multilabel": ["logits"], "detection": ["boxes", "scores", "labels", "counts"]}
 
 
 def write_onnx(
@@ -34,7 +33,7 @@ def write_onnx(
             dynamo=True,
             opset_version=options.opset or OPSET,
             input_names=["images"],
-            output_names=options.output_names or OUTPUTS[metadata.task],
+            output_names=list(metadata.outputs),
             verbose=False,
         )
     assert exported is not None

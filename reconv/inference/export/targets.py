@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.inference.export import onnx_file
+from reconv.inference.export.export_detector import NMSOperation
 from reconv.inference.export.export_metadata import ExportMetadata
 
 
@@ -21,7 +22,6 @@ class ExportOptions:
     opset: int | None = None
     int8: bool = False
     nms: bool = True
-    output_names: list[str] | None = None  # where they differ from those of the task
 
 
 WriteModel = Callable[[nn.Module, Tensor, ExportMetadata, ExportOptions, Path], None]
@@ -39,6 +39,7 @@ class ExportTarget:
     extra: str  # of Reconv, which installs them
     needs: str  # what run.py needs besides numpy and Pillow
     contents: str  # what is in the file, for the model card
+    nms: NMSOperation = "torch"  # of detectors
     options: tuple[str, ...] = ()  # of `reconv export`, which not every target has
     hidden_packages: tuple[str, ...] = ("reconv",)  # what run.py must do without when it is checked
 
@@ -67,7 +68,8 @@ TARGETS: Mapping[str, ExportTarget] = {
             extra="onnx",
             needs="onnxruntime",
             contents=_IN_FILE,
-            options=("--opset",),
+            nms="onnx",
+            options=("--opset", "--no-nms"),
             hidden_packages=("reconv", "torch"),
         ),
     )

@@ -132,7 +132,7 @@ def build_detection(recipe: Recipe, dataset: Dataset, device: Device) -> Detecti
     return DetectionTask(
         anchors_cxcywh=build_anchors(recipe).to(device.torch),
         match_config=MatchConfig(section.anchors.variances, section.match_iou, section.negative_ratio),
-        postprocess_config=_postprocess_config(recipe),
+        postprocess_config=build_postprocess_config(recipe),
         class_names=tuple(dataset.class_names),
         truth=as_detection_dataset(dataset).annotation,
         metric=section.metric,
@@ -142,7 +142,7 @@ def build_detection(recipe: Recipe, dataset: Dataset, device: Device) -> Detecti
 
 def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], Detections]:
     """The post-processing of a detector's outputs, as in evaluation."""
-    anchors, config = build_anchors(recipe).to(device.torch), _postprocess_config(recipe)
+    anchors, config = build_anchors(recipe).to(device.torch), build_postprocess_config(recipe)
 
     def detections(outputs: SSDOutput) -> Detections:
         return postprocess(outputs.box_deltas, outputs.logits, anchors, recipe.detection.anchors.variances, config)
@@ -150,7 +150,8 @@ def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], D
     return detections
 
 
-def _postprocess_config(recipe: Recipe) -> PostprocessConfig:
+def build_postprocess_config(recipe: Recipe) -> PostprocessConfig:
+    """Which raw outputs of a detector become detections."""
     section = recipe.detection
     return PostprocessConfig(
         section.score_threshold, section.nms_iou, section.topk_candidates, section.detections_per_image

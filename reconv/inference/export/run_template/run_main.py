@@ -106,6 +106,34 @@ def run(model: Any, images: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def suppress(outputs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The detections in the raw boxes of a model without NMS: boxes, scores, labels and counts."""
+    rules, padded = settings["nms"], []
+    for boxes, scores in zip(outputs["boxes"], outputs["scores"], strict=True):
+        kept = []
+        for label in range(scores.shape[1]):
+            order = np.argsort(-scores[:, label], kind="stable")[: rules["max_per_class"]]
+            order = order[scores[order, label] > rules["score_threshold"]]
+            while len(order):
+                kept.append((-scores[order[0], label], order[0], label))
+                order = order[1:][iou(boxes[order[0]], boxes[order[1:]]) < rules["iou_threshold"]]
+        kept = sorted(kept)[: rules["max_per_image"]]
+        rows, labels = [item[1] for item in kept], [item[2] for item in kept]
+        found = np.clip(boxes[rows], 0, settings["size"]), scores[rows, labels], np.array(labels, np.int64)
+        missing = rules["max_per_image"] - len(kept)
+        padded.append([np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1)) for part in found] + [len(kept)])
+    names = ("boxes", "scores", "labels", "counts")
+    return {name: np.stack([image[k] for image in padded]) for k, name in enumerate(names)}
+
+
+def iou(box: Any, others: Any) -> Any:
+    """Intersection over union of a box [4] with others [k, 4]; an empty box has 0."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    intersection = np.maximum(high - low, 0).prod(axis=1)
+    areas = [np.maximum(each[..., 2:] - each[..., :2], 0).prod(axis=-1) for each in (box, others)]
+    return intersection / np.where(intersection > 0, areas[0] + areas[1] - intersection, 1)
+
+
 def to_predictions(
     outputs: dict[str, Any], sizes: list[tuple[int, int]], settings: dict[str, Any], top: int | None, min_score: float
 ) -> Iterator[dict[str, Any]]:
@@ -165,6 +193,8 @@ def main() -> int:
         if not pixels:
             continue
         outputs = run(model, np.stack(pixels), settings)
+        if settings["task"] == "detection" and "counts" not in outputs:
+            outputs = suppress(outputs, settings)
         if args.outputs:
             crcs = np.array([zlib.crc32(image.tobytes()) for image in pixels], np.uint32)
             stored.append({**outputs, "pixels_crc32": crcs, "sizes": np.array(sizes, np.int64)})
