@@ -19,7 +19,8 @@ from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import DataError
+from reconv.errors import DataError, UsageError
+from reconv.inference.activation_map import sample_activation_maps
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
 from reconv.inference.backends.choose import choose_backend
 from reconv.inference.eval_data import ModelClasses
@@ -241,6 +242,17 @@ class Predictor:
         with self._lock, torch.no_grad():
             logits: Tensor = self.backend(self._collate(samples)["images"])
             return logits.cpu()
+
+    def activation_maps(self, sample: ImageSample, labels: Sequence[int]) -> Tensor:
+        """Where the network looks for these classes in one image: class activation maps [labels, rows, columns].
+
+        They are of the network as trained, whatever the backend. The mean of a map is what all positions together add
+        to the logit of its class.
+        """
+        if self.is_detector:
+            raise UsageError("class activation maps are for classifiers, and this model is a detector")
+        with self._lock:
+            return sample_activation_maps(self.inference_step, self.device.move(sample.pixels), labels)
 
     def evaluate(
         self,

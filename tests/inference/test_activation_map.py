@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import reconv
 from reconv.errors import UsageError
 from reconv.inference.activation_map import activation_image, activation_maps
 from reconv.models import build_model, init_weights
@@ -148,3 +150,16 @@ def test_the_picture_is_opaque_where_the_map_is_high_and_empty_where_it_is_negat
     assert opacity[4, 4] == 0
     assert opacity[60, 60] > 200
     assert not np.asarray(activation_image(torch.zeros(2, 2), 16).convert("RGBA"))[:, :, 3].any()
+
+
+def test_a_predictor_gives_the_maps_of_its_image(classifier: Path, detector: Path) -> None:
+    predictor = reconv.load(classifier, device="cpu", log=lambda text: None)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
+    sample = predictor.read(pixels)
+    maps = predictor.activation_maps(sample, [3, 7])
+    with torch.no_grad():
+        logits = predictor.module(predictor.preprocess(pixels))[0, [3, 7]]
+    assert torch.allclose(maps.mean((1, 2)) + last_bias(predictor.module)[[3, 7]], logits, rtol=1e-4, atol=1e-5)
+    finder = reconv.load(detector, device="cpu", log=lambda text: None)
+    with pytest.raises(UsageError, match="detector"):
+        finder.activation_maps(finder.read(pixels), [0])

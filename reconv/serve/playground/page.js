@@ -251,12 +251,12 @@ async function copyCurl() {
   const button = at("copy-curl");
   try {
     await navigator.clipboard.writeText(at("curl").textContent);
-    button.textContent = "copied";
+    button.textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(at("curl")); // no clipboard without https: the user can copy what is selected
-    button.textContent = "selected";
+    button.textContent = "Selected";
   }
-  setTimeout(() => (button.textContent = "copy"), 1500);
+  setTimeout(() => (button.textContent = "Copy as curl"), 1500);
 }
 
 // The camera

@@ -3,7 +3,7 @@
 const GOLDEN = 0.618034; // of the color wheel, as in reconv/data/inspect/draw_boxes.py
 
 export const at = (id) => document.getElementById(id);
-export const percent = (score) => `${(100 * score).toFixed(1)} %`;
+export const percent = (score) => (score < 5e-4 ? "< 0.1 %" : `${(100 * score).toFixed(1)} %`);
 const milliseconds = (ms) => `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
 
 /** An element with properties and children. */
