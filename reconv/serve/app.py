@@ -27,7 +27,6 @@ from reconv.serve.serving import RequestTimes, Serving
 _log = logging.getLogger("reconv.serve")
 Endpoint = Callable[[Request], Awaitable[Response]]
 _PREDICT_PARAMETERS = {"model", "top", "min_score", "explain"}
-_EXPLANATIONS = ("input", "activation_map")
 
 
 class Routes:
@@ -54,11 +53,12 @@ class Routes:
             predictions, times = await self.serving.predict(request, loaded, images, options)
             step = loaded.predictor.step
         total_s = time.perf_counter() - began_s
+        explanation = predictions[0].pop("explanation") if options.explain else {}
+        times.network_s -= (explain_s := explanation.pop("seconds", 0.0))
         self._observe(served.name, times, body=body_s, total=total_s)
-        answer: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions}
-        if options.explain:
-            answer |= {name: predictions[0].pop(name) for name in _EXPLANATIONS if name in predictions[0]}
-        stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, "total": total_s}
+        answer: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions, **explanation}
+        explain = {"explain": explain_s} if explanation else {}
+        stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **explain, "total": total_s}
         answer["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
         return JSONResponse(answer)
 

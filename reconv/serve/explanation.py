@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from typing import Any
 
 from PIL import Image
@@ -11,22 +12,30 @@ from torch import Tensor
 
 from reconv.api import ImageSample, Prediction, Predictor
 from reconv.errors import UsageError
-from reconv.inference.activation_map import activation_image, sample_activation_maps
+from reconv.inference.activation_map import activation_image
+
+MAX_MAPS = 5
 
 
 def explain(predictor: Predictor, sample: ImageSample, prediction: Prediction) -> dict[str, Any]:
-    """The additional fields of a prediction. Called in the thread of the device, after the batch."""
+    """The image as the network saw it and, of classifiers, an activation map for each of the first classes.
+
+    Called in the thread of the device, after the batch. `seconds` is the time it took.
+    """
+    began_s = time.perf_counter()
     found: dict[str, Any] = {"input": png_url(_to_image(sample.pixels))}
-    if prediction.classes:
-        best = prediction.classes[0]
-        pixels = predictor.device.move(sample.pixels)
+    if classes := prediction.classes[:MAX_MAPS]:
+        size = predictor.recipe.data.preprocess.size
         try:
-            values = sample_activation_maps(predictor.inference_step, pixels, [best.index])[0]
-        except UsageError:  # not every network has one
-            return found
-        image = activation_image(values, predictor.recipe.data.preprocess.size)
-        found["activation_map"] = {"class": best.name, "image": png_url(image)}
-    return found
+            maps = predictor.activation_maps(sample, [item.index for item in classes])
+        except UsageError as error:  # not every network has one
+            found["activation_map_error"] = f"{error.what}: {error.why}"
+        else:
+            found["activation_maps"] = [
+                {"index": item.index, "name": item.name, "image": png_url(activation_image(values, size))}
+                for item, values in zip(classes, maps, strict=True)
+            ]
+    return {**found, "seconds": time.perf_counter() - began_s}
 
 
 def _to_image(pixels: Tensor) -> Image.Image:

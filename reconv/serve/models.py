@@ -148,5 +148,5 @@ def _to_dict(
     del found["path"]
     found |= {"width": sample.width, "height": sample.height}
     if options.explain:
-        found |= explain(predictor, sample, prediction)
+        found["explanation"] = explain(predictor, sample, prediction)
     return found

@@ -83,13 +83,16 @@ SCHEMAS: dict[str, Schema] = {
         model=_STRING,
         step={"type": ["integer", "null"], "description": "Training step of the checkpoint."},
         predictions=_array(_ref("Prediction")),
-        timings_ms=_object("read queue network total", read=_NUMBER, queue=_NUMBER, network=_NUMBER, total=_NUMBER),
+        timings_ms=_object(
+            "read queue network total", read=_NUMBER, queue=_NUMBER, network=_NUMBER, explain=_NUMBER, total=_NUMBER
+        ),
         input={"type": "string", "description": "With explain: the pixels that the network saw, a PNG as data URL."},
-        activation_map={
-            "type": "object",
-            "properties": {"class": _STRING, "image": _STRING},
-            "description": "With explain, of a classifier: where the network found its best class, a PNG as data URL.",
+        activation_maps={
+            **_array(_object("index name image", index=_INTEGER, name=_STRING, image=_STRING)),
+            "description": "With explain, of a classifier: where the network looked for each of its first five classes, "
+            "a PNG as data URL.",
         },
+        activation_map_error={"type": "string", "description": "With explain: why the network has no such maps."},
     ),
     "Model": _object(
         "name ready",

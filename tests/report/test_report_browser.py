@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chromium import open_chromium
 from classification_analysis_example import classification_example
 from detection_analysis_example import example_analysis
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from run_example import write_run
 
 from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
@@ -19,23 +19,11 @@ from reconv.report.page import LivePage
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The Chromium of this machine."""
-    executable = next(filter(None, map(shutil.which, NAMES)), None)
-    if executable is None:
-        pytest.fail(
-            f"the report is tested in a browser, and none of {', '.join(NAMES)} is on the PATH; install one, "
-            "as in: apt-get install chromium"
-        )
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        chromium = playwright.chromium.launch(executable_path=executable, args=options)
+    with open_chromium() as chromium:
         yield chromium
-        chromium.close()
 
 
 class Visit:

@@ -1,7 +1,7 @@
 // The playground: images come in, go to the server one by one, and are shown with what it found.
 
 import { RequestError, curlCommand, fetchModels, predict, predictQuery, setToken } from "./api.js";
-import { at, found, highlight, make, percent, showItem, showModel, summary } from "./view.js";
+import { at, found, highlight, make, onImageLoad, percent, showItem, showModel, summary } from "./view.js";
 
 const PARALLEL_REQUESTS = 2;
 const MAX_RETRIES = 3;
@@ -221,6 +221,7 @@ function connectResult() {
     select(null);
     at("choose").focus();
   });
+  at("image").addEventListener("load", onImageLoad);
   at("retry").addEventListener("click", () => predictAgain(selected));
   at("opacity").addEventListener("input", (event) => {
     view.opacity = event.target.value / 100;

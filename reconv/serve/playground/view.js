@@ -103,34 +103,42 @@ function showImage(item) {
   image.alt = item.name;
   const { width, height } = item.answer?.predictions[0] ?? {};
   at("image-size").textContent = width ? `${width} × ${height}` : "";
-  at("image-frame").classList.toggle("enlarged", Boolean(width) && Math.max(width, height) < 300);
-  image.classList.toggle("crisp", Boolean(width) && Math.max(width, height) < 300);
+  if (width) at("image-frame").style.setProperty("--ratio", width / height);
+  image.classList.toggle("crisp", Boolean(width) && Math.max(width, height) < 160);
+}
+
+/** The frame has the shape of its image, so that boxes are placed in fractions of it. */
+export function onImageLoad({ target: { naturalWidth, naturalHeight } }) {
+  at("image-frame").style.setProperty("--ratio", naturalWidth / naturalHeight);
 }
 
 function showBoxes(boxes, item) {
   const { width, height } = item.answer?.predictions[0] ?? { width: 1, height: 1 };
-  const elements = boxes.map((box, number) => {
+  const share = (value, of) => `${(100 * value) / of}%`;
+  const place = (element, box, number) => {
     const [left, top, right, bottom] = box.box_xyxy;
-    const element = make("div", { className: "box" }, make("span", { textContent: `${box.name} ${Math.round(100 * box.score)} %` }));
     paint(element, box.index);
     element.dataset.number = number;
-    const share = (value, of) => `${(100 * value) / of}%`;
     Object.assign(element.style, { left: share(left, width), top: share(top, height), width: share(right - left, width), height: share(bottom - top, height) });
-    element.style.zIndex = 1;
-    element.classList.toggle("label-inside", top < 0.06 * height);
-    element.classList.toggle("label-left", left > 0.6 * width);
     return element;
+  };
+  const area = ({ box_xyxy: [left, top, right, bottom] }) => (right - left) * (bottom - top);
+  const frames = boxes.map((box, number) => [box, place(make("div", { className: "box" }), box, number)]);
+  frames.sort(([a], [b]) => area(b) - area(a)); // small boxes on large ones: each can be reached with the mouse
+  const labels = boxes.map((box, number) => {
+    const label = place(make("div", { className: "label" }, make("span", { textContent: `${box.name} ${Math.round(100 * box.score)} %` })), box, number);
+    label.classList.toggle("inside", box.box_xyxy[1] < 0.06 * height);
+    label.classList.toggle("at-right", box.box_xyxy[0] > 0.6 * width);
+    return label;
   });
-  // Small boxes lie on large ones, so that each can be reached with the mouse.
-  const area = ({ style }) => parseFloat(style.width) * parseFloat(style.height);
-  at("boxes").replaceChildren(...elements.sort((a, b) => area(b) - area(a)));
+  at("boxes").replaceChildren(...frames.map(([, element]) => element), ...labels.reverse()); // the best label on top
   at("boxes").classList.remove("has-active");
 }
 
 /** Highlight a box and its row in the list; null: none. */
 export function highlight(number) {
   at("boxes").classList.toggle("has-active", number !== null);
-  for (const element of document.querySelectorAll(".box, #list li")) {
+  for (const element of document.querySelectorAll(".box, .label, #list li")) {
     element.classList.toggle("active", number !== null && element.dataset.number === String(number));
   }
 }
@@ -196,8 +204,8 @@ function fillRow(row, one, number, isDetector, isPressed) {
 function showTimings(answer) {
   at("time-panel").hidden = !answer;
   if (!answer) return;
-  const { read, queue, network, total } = answer.timings_ms;
-  const stages = [["read", read], ["queue", queue], ["network", network], ["other", Math.max(0, total - read - queue - network)], ["transfer", Math.max(0, answer.round_trip_ms - total)]];
+  const { read, queue, network, explain, total } = answer.timings_ms;
+  const stages = [["read", read], ["queue", queue], ["network", network], ["explain", explain], ["transfer", Math.max(0, answer.round_trip_ms - read - queue - network - explain)]];
   at("stages").replaceChildren(...stages.map(([, ms], number) => {
     const part = make("i", { className: `c${number}` });
     part.style.flexGrow = Math.max(ms, 1e-3);
