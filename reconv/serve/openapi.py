@@ -89,8 +89,8 @@ SCHEMAS: dict[str, Schema] = {
         input={"type": "string", "description": "With explain: the pixels that the network saw, a PNG as data URL."},
         activation_maps={
             **_array(_object("index name image", index=_INTEGER, name=_STRING, image=_STRING)),
-            "description": "With explain, of a classifier: where the network looked for each of its first five classes, "
-            "a PNG as data URL.",
+            "description": "With explain, of a classifier: where the network looked for its first five classes, each a "
+            "PNG as data URL.",
         },
         activation_map_error={"type": "string", "description": "With explain: why the network has no such maps."},
     ),
