@@ -11,7 +11,7 @@ from reconv.cli.options import Command, emit_json, json_option, model_options, p
 if TYPE_CHECKING:
     from reconv.api import ExportResult
 
-TARGETS = ("onnx",)
+TARGETS = ("onnx", "torch-export", "aoti", "safetensors", "torchvision-pth")
 
 
 @click.command(cls=Command)

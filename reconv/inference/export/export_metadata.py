@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,7 +54,9 @@ class ExportMetadata:
     batch: int | None = None  # the fixed batch size; None: any
     precision: str = "fp32"
     nms: NMSRules | None = None  # detectors
-    extra: dict[str, Any] = field(default_factory=dict)  # what the run.py of one target needs besides
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what the run.py of one target needs besides
+    header: Mapping[str, str] = field(default_factory=dict)  # of a safetensors file
+    timm_names: Mapping[str, str] | None = None  # of the tensors, where timm has the network
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ class ExportMetadata:
             "std": list(preprocess.std),
             "per_image_standardization": preprocess.per_image_standardization,
             "batch": self.batch,
+            "outputs": list(self.outputs),
             "classes": list(self.display_names),
             "class_names": list(self.class_names),
             "class_ids": list(self.class_ids),
@@ -111,7 +115,6 @@ class ExportMetadata:
             "step": self.step,
             "tta": self.tta,
             "precision": self.precision,
-            "outputs": list(self.outputs),
             "nms": None if self.nms is None else asdict(self.nms),
             "versions": {"reconv": __version__, "torch": torch.__version__},
             **self.extra,

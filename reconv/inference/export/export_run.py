@@ -74,6 +74,8 @@ def export(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
     )
     metadata = ExportMetadata.of(predictor, batch, nms=nms)
+    if target.adapt is not None:
+        target, metadata = target.adapt(target, predictor, metadata)
     folder = ExportFolder(_destination(out, located, metadata, target), replace=force)
     with tempfile.TemporaryDirectory(prefix="reconv-export-") as temporary, folder.staged() as staging:
         (Path(temporary) / "images").mkdir()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from reconv.inference.export.export_metadata import ExportMetadata
+from reconv.inference.export.torch_export_file import BATCH, quiet_exporter, trace
 
 if TYPE_CHECKING:
     from reconv.inference.export.targets import ExportOptions
 
 MODEL_FILE = "model.onnx"
 OPSET = 20
-_BATCH = "batch"
 
 
 def write_onnx(
@@ -42,29 +38,8 @@ def write_onnx(
     exported.save(str(folder / MODEL_FILE))
 
 
-def trace(module: nn.Module, example: Tensor, *, is_dynamic: bool) -> torch.export.ExportedProgram:
-    """The graph of a module for batches of any size, or of the size of the example."""
-    shapes = ({0: torch.export.Dim(_BATCH)},) if is_dynamic else None
-    with torch.no_grad(), quiet_exporter():
-        return torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Without the exporter's own deprecation warnings, and its notes on packages that it does not need."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _name_batch(model: Any) -> None:
     """Give the dynamic dimension of inputs and outputs its name, which torch.export replaces by a symbol."""
     for value in (*model.graph.inputs, *model.graph.outputs):
         if value.shape is not None and len(value.shape) and not isinstance(value.shape[0], int):
-            value.shape[0] = _BATCH
+            value.shape[0] = BATCH

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.inference.export import onnx_file
+from reconv.inference.export import aoti_file, onnx_file, torch_export_file, weights_file
 from reconv.inference.export.export_detector import NMSOperation
 from reconv.inference.export.export_metadata import ExportMetadata
+from reconv.inference.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class ExportOptions:
     nms: bool = True
 
 
+Adapt = Callable[["ExportTarget", Predictor, ExportMetadata], tuple["ExportTarget", ExportMetadata]]
 WriteModel = Callable[[nn.Module, Tensor, ExportMetadata, ExportOptions, Path], None]
 
 
@@ -35,17 +38,18 @@ class ExportTarget:
     model_file: str
     runtime: str  # run_template/with_RUNTIME.py
     write: WriteModel  # (module, example images, metadata, options, folder)
-    packages: tuple[str, ...]  # what writing and running it import
-    extra: str  # of Reconv, which installs them
-    needs: str  # what run.py needs besides numpy and Pillow
+    needs: str  # what run.py needs besides numpy and Pillow, as pip takes it
     contents: str  # what is in the file, for the model card
     nms: NMSOperation = "torch"  # of detectors
+    packages: tuple[str, ...] = ()  # what writing and running it import, besides torch
+    extra: str = ""  # of Reconv, which installs them
+    adapt: Adapt | None = None  # what depends on the model; refuses those that the target cannot hold
     options: tuple[str, ...] = ()  # of `reconv export`, which not every target has
     hidden_packages: tuple[str, ...] = ("reconv",)  # what run.py must do without when it is checked
 
     def check_packages(self) -> None:
         """Raise `UsageError` if a package is missing."""
-        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.packages if not _is_installed(name)]
         if missing:
             raise UsageError(
                 f"export --to {self.name} needs {', '.join(missing)}",
@@ -54,6 +58,8 @@ class ExportTarget:
             )
 
 
+_TORCH = torch.__version__.partition("+")[0]
+_WEIGHTS = "the weights alone; run.py builds the network and normalizes the uint8 images"
 _IN_FILE = "the network and the normalization; it takes uint8 images"
 
 TARGETS: Mapping[str, ExportTarget] = {
@@ -72,8 +78,53 @@ TARGETS: Mapping[str, ExportTarget] = {
             options=("--opset", "--no-nms"),
             hidden_packages=("reconv", "torch"),
         ),
+        ExportTarget(
+            name="torch-export",
+            model_file=torch_export_file.MODEL_FILE,
+            runtime="torch_export",
+            write=torch_export_file.write_torch_export,
+            needs=f"'torch=={_TORCH}'",
+            contents=_IN_FILE,
+            options=("--no-nms",),
+        ),
+        ExportTarget(
+            name="aoti",
+            model_file=torch_export_file.MODEL_FILE,
+            runtime="aoti",
+            write=aoti_file.write_aoti,
+            needs=f"'torch=={_TORCH}'",
+            contents=f"{_IN_FILE}, compiled by AOTInductor for the kind of CPU it was exported on",
+            options=("--no-nms",),
+        ),
+        ExportTarget(
+            name="safetensors",
+            model_file=weights_file.SAFETENSORS_FILE,
+            runtime="weights",
+            write=weights_file.write_safetensors,
+            needs="torch safetensors",
+            contents=_WEIGHTS,
+            adapt=weights_file.adapt_safetensors,
+        ),
+        ExportTarget(
+            name="torchvision-pth",
+            model_file=weights_file.PTH_FILE,
+            runtime="weights",
+            write=weights_file.write_torchvision_pth,
+            needs="torch torchvision",
+            contents=_WEIGHTS,
+            packages=("torchvision",),
+            extra="torchvision",
+            adapt=weights_file.adapt_torchvision,
+        ),
     )
 }
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # an import of it was blocked
+        return False
 
 
 def find_target(name: str) -> ExportTarget:

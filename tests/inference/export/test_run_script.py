@@ -82,7 +82,12 @@ def imported(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-RUNTIMES: Mapping[str, set[str]] = {"onnxruntime": {"onnxruntime"}}
+RUNTIMES: Mapping[str, set[str]] = {
+    "onnxruntime": {"onnxruntime"},
+    "torch_export": {"torch"},
+    "aoti": {"torch"},
+    "weights": {"torch", "safetensors", "timm", "torchvision", "reconv"},  # of the last three, the one that it needs
+}
 
 
 def test_run_py_imports_its_runtime_numpy_and_pillow_alone() -> None:
