@@ -11,7 +11,7 @@ from reconv.cli.options import Command, emit_json, json_option, model_options, p
 if TYPE_CHECKING:
     from reconv.api import ExportResult
 
-TARGETS = ("onnx", "torch-export", "aoti", "safetensors", "torchvision-pth")
+TARGETS = ("onnx", "openvino", "torch-export", "aoti", "safetensors", "torchvision-pth")
 
 
 @click.command(cls=Command)
@@ -25,13 +25,14 @@ TARGETS = ("onnx", "torch-export", "aoti", "safetensors", "torchvision-pth")
 @click.option("--opset", metavar="N", type=click.IntRange(min=18), help="onnx: the opset version [default: 20].")
 @click.option("--no-nms", is_flag=True, help="Detectors: leave non-maximum suppression to run.py.")
 @click.option("--int8", is_flag=True, help="Quantize to 8 bits; the result is judged by its accuracy.")
+@click.option("--calibration", metavar="DIR", type=click.Path(), help="int8: typical images [default: training data].")
 @click.option(
     "--max-drop",
     metavar="POINTS",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="int8: refuse a larger loss of accuracy, in percentage points.",
+    help="int8: refuse a larger loss of accuracy or mAP, in percentage points.",
 )
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @model_options
@@ -47,6 +48,7 @@ def export(
     opset: int | None,
     no_nms: bool,
     int8: bool,
+    calibration: str | None,
     max_drop: float,
     force: bool,
     device: str,
@@ -66,6 +68,7 @@ def export(
     Examples:
       reconv export runs/quickstart/1 --to onnx
       reconv export runs/resnet50/1 --to onnx --best --samples 1000
+      reconv export runs/resnet50/1 --to openvino --int8 --max-drop 0.5
       reconv export weights.safetensors --to onnx --images photos/ --out resnet50-onnx
     """
     from reconv.api import export as export_run
@@ -84,6 +87,7 @@ def export(
         batch=batch,
         nms=not no_nms,
         int8=int8,
+        calibration=calibration,
         max_drop=max_drop / 100,
         force=force,
         trust_code=trust_or_ask(trust_code),
@@ -96,8 +100,10 @@ def export(
 
 
 def _print_result(result: ExportResult) -> None:
+    from reconv.inference.export.model_card import int8_line
+
     report = result.report
-    size = result.model.stat().st_size / 1e6
+    size = sum(file.stat().st_size for file in result.folder.glob(f"{result.model.stem}.*")) / 1e6
     print_line(f"{result.folder}: {result.model.name}, {size:.1f} MB; run it: python {result.folder}/run.py IMAGE")
     logits, decisions = report.get("logits"), report.get("decisions")
     if logits is not None and decisions is not None:
@@ -106,6 +112,8 @@ def _print_result(result: ExportResult) -> None:
             f"{logits['largest_difference']:.1e} standard deviations, another {decisions['what']} in "
             f"{decisions['num_different']:,} images"
         )
+    if report["precision"] == "int8":
+        print_line(int8_line(report))
     boxes = report.get("boxes")
     if boxes is not None:
         print_line(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,25 @@ from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.errors import ExportError, UsageError
 from reconv.inference.export import gate
+from reconv.inference.export.calibration import calibration_batches
 from reconv.inference.export.export_detector import ExportDetector
 from reconv.inference.export.export_folder import REPORT, SETTINGS, ExportFolder, write_json
 from reconv.inference.export.export_metadata import ExportMetadata
 from reconv.inference.export.export_module import ExportClassifier, example_images
 from reconv.inference.export.gate_boxes import BoxRules, compare_detections
 from reconv.inference.export.gate_images import GateImages, collect_images
+from reconv.inference.export.gate_speed import measure_speed
+from reconv.inference.export.int8 import U8
 from reconv.inference.export.model_card import model_card
 from reconv.inference.export.run_script import run_script
 from reconv.inference.export.targets import ExportOptions, ExportTarget, find_target
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.io.atomic import write_atomic
+from reconv.machine import Machine, usable_cores
 from reconv.trainer.build.task_builder import build_anchors, build_postprocess_config
+
+_FP32 = "fp32"  # the folder with the model before it is quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ def export(
     batch: int | None = None,
     nms: bool = True,
     int8: bool = False,
+    calibration: str | Path | None = None,
     max_drop: float = gate.MAX_DROP,
     force: bool = False,
     trust_code: TrustCode = False,
@@ -64,7 +72,8 @@ def export(
 
     The written file is then run by that run.py in a fresh process, on the validation set of the run (or of `data`, or
     on the `images` of a folder; `samples` limits their number), and must give the numbers of the model: otherwise
-    `ExportError` is raised, and there is no folder. See docs/export.md.
+    `ExportError` is raised, and there is no folder. An `int8` model is calibrated with training images, or with those
+    of the folder `calibration`, and may lose `max_drop` of its accuracy or mAP. See docs/export.md.
     """
     target, options = find_target(to), ExportOptions(opset, int8, nms)
     target.check_packages()
@@ -73,7 +82,7 @@ def export(
     predictor = Predictor.from_located(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
     )
-    metadata = ExportMetadata.of(predictor, batch, nms=nms)
+    metadata = ExportMetadata.of(predictor, batch, nms=nms, precision="int8" if int8 else "fp32")
     if target.adapt is not None:
         target, metadata = target.adapt(target, predictor, metadata)
     folder = ExportFolder(_destination(out, located, metadata, target), replace=force)
@@ -82,7 +91,11 @@ def export(
         collected = collect_images(predictor, images, data, samples, Path(temporary) / "images")
         reference = gate.compute_reference(predictor, collected, log)
         log(f"writing {target.model_file} ...")
-        _write_folder(predictor, target, options, metadata, staging)
+        if int8:
+            batches = calibration_batches(predictor, calibration, data, batch)
+            _write_int8_folder(predictor, target, options, metadata, batches, Path(temporary), staging)
+        else:
+            _write_folder(predictor, target, options, metadata, staging)
         metric = predictor.recipe.detection.metric
         log(f"running it on {len(reference.images):,} images ...")
         result = _check(target, metadata, reference, collected, staging, Path(temporary), max_drop, metric)
@@ -90,6 +103,10 @@ def export(
         if not result.passed:
             write_json(folder.refused_report, report)
             raise _refused(result, folder)
+        if int8:
+            files = [image.path for image in reference.images]
+            speed = measure_speed(Path(temporary) / _FP32, staging, files, target.hidden_packages, batch)
+            report["speed"] = {"num_cores": usable_cores(Machine()), "batches": speed}
         write_json(staging / REPORT, report)
         card = model_card(metadata, target, report, located.run)
         write_atomic(staging / "README.md", card)
@@ -111,7 +128,8 @@ def _destination(
     if out is not None:
         return Path(out)
     parent = Path() if located.run is None else located.run.path / "exports"
-    return parent / f"{metadata.name.replace('/', '-')}-{target.name}"
+    precision = "" if metadata.precision == "fp32" else f"-{metadata.precision}"
+    return parent / f"{metadata.name.replace('/', '-')}-{target.name}{precision}"
 
 
 def _write_folder(
@@ -122,6 +140,24 @@ def _write_folder(
     target.write(module, example_images(metadata.preprocess, metadata.batch), metadata, options, staging)
     write_json(staging / SETTINGS, metadata.settings(target.model_file))
     write_atomic(staging / "run.py", run_script(target.runtime))
+
+
+def _write_int8_folder(
+    predictor: Predictor,
+    target: ExportTarget,
+    options: ExportOptions,
+    metadata: ExportMetadata,
+    calibration: Sequence[U8],
+    temporary: Path,
+    staging: Path,
+) -> None:
+    """Write the folder in fp32 into the temporary one, and beside it the quantized model."""
+    assert target.quantize is not None
+    (temporary / _FP32).mkdir()
+    _write_folder(predictor, target, options, metadata, temporary / _FP32)
+    target.quantize(temporary / _FP32 / target.model_file, staging / target.model_file, calibration)
+    for name in (SETTINGS, "run.py"):
+        shutil.copyfile(temporary / _FP32 / name, staging / name)
 
 
 def _build_module(predictor: Predictor, metadata: ExportMetadata, target: ExportTarget) -> nn.Module:

@@ -131,19 +131,23 @@ def _read_batches(
             yield kept, np.stack(pixels)
 
 
+def run_isolated(script: Path, arguments: Sequence[str], hidden_packages: Sequence[str]) -> str:
+    """What a script prints, in a fresh process that cannot import the hidden packages."""
+    command = [sys.executable, "-I", "-c", _LAUNCH, ",".join(hidden_packages), str(script.absolute()), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()][-_NUM_ERROR_LINES:]
+        why = " | ".join(lines) or f"{script.name} ended with {done.returncode}"
+        raise ExportError("the exported model does not run", why=why)
+    return done.stdout
+
+
 def run_exported(script: Path, files: Sequence[Path], hidden_packages: Sequence[str], folder: Path) -> dict[str, Array]:
     """The outputs of run.py for the files, in a fresh process that cannot import the hidden packages."""
     listed, outputs = folder / "files.txt", folder / "outputs.npz"
     listed.write_text("".join(f"{file}\n" for file in files), encoding="utf-8")
-    command = [sys.executable, "-I", "-c", _LAUNCH, ",".join(hidden_packages), str(script.absolute())]
-    command += [f"@{listed}", "--outputs", str(outputs)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0 or not outputs.is_file():
-        lines = [line for line in done.stderr.splitlines() if line.strip()][-_NUM_ERROR_LINES:]
-        raise ExportError(
-            "the exported model does not run", why=" | ".join(lines) or f"run.py ended with {done.returncode}"
-        )
+    run_isolated(script, [f"@{listed}", "--outputs", str(outputs)], hidden_packages)
     with np.load(outputs) as stored:
         return {name: stored[name] for name in stored.files}
 

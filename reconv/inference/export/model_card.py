@@ -115,9 +115,23 @@ def _gate_lines(report: Mapping[str, Any]) -> list[str]:
     if precision is not None:
         name, theirs, ours = precision["metric"], precision["exported"], precision["model"]
         lines.append(f"- {name}: {theirs:.2%}, of the trained model {ours:.2%}")
+    if report["precision"] == "int8":
+        lines.append(f"- {int8_line(report)}")
     if accuracy is not None:
         lines.append(f"- top-1 accuracy: {accuracy['exported']:.2%}, of the trained model {accuracy['model']:.2%}")
     return lines
+
+
+def int8_line(report: Mapping[str, Any]) -> str:
+    """What int8 costs and gains."""
+    metric = report.get("top1_accuracy") or report["average_precision"]
+    name, drop = metric.get("metric", "top-1 accuracy"), 100 * metric["drop"]
+    speed = " and ".join(f"{item['times_fp32']:.2f} x (batch {item['batch']})" for item in report["speed"]["batches"])
+    return (
+        f"int8: {name} {metric['exported']:.2%} instead of {metric['model']:.2%} ({abs(drop):.2f} points "
+        f"{'lost' if drop >= 0 else 'gained'}); {speed} as fast as fp32 in the same runtime on "
+        f"{report['speed']['num_cores']} cores"
+    )
 
 
 def _class_text(metadata: ExportMetadata) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.inference.export import aoti_file, onnx_file, torch_export_file, weights_file
+from reconv.inference.export import aoti_file, onnx_file, openvino_file, torch_export_file, weights_file
 from reconv.inference.export.export_detector import NMSOperation
 from reconv.inference.export.export_metadata import ExportMetadata
+from reconv.inference.export.int8 import U8, quantize_onnx, quantize_openvino
 from reconv.inference.predictor import Predictor
 
 
@@ -27,6 +28,7 @@ class ExportOptions:
 
 
 Adapt = Callable[["ExportTarget", Predictor, ExportMetadata], tuple["ExportTarget", ExportMetadata]]
+Quantize = Callable[[Path, Path, Iterable[U8]], None]
 WriteModel = Callable[[nn.Module, Tensor, ExportMetadata, ExportOptions, Path], None]
 
 
@@ -44,6 +46,7 @@ class ExportTarget:
     packages: tuple[str, ...] = ()  # what writing and running it import, besides torch
     extra: str = ""  # of Reconv, which installs them
     adapt: Adapt | None = None  # what depends on the model; refuses those that the target cannot hold
+    quantize: Quantize | None = None  # (fp32 file, int8 file, calibration images)
     options: tuple[str, ...] = ()  # of `reconv export`, which not every target has
     hidden_packages: tuple[str, ...] = ("reconv",)  # what run.py must do without when it is checked
 
@@ -75,8 +78,23 @@ TARGETS: Mapping[str, ExportTarget] = {
             needs="onnxruntime",
             contents=_IN_FILE,
             nms="onnx",
-            options=("--opset", "--no-nms"),
+            options=("--opset", "--no-nms", "--int8"),
+            quantize=quantize_onnx,
             hidden_packages=("reconv", "torch"),
+        ),
+        ExportTarget(
+            name="openvino",
+            model_file=openvino_file.MODEL_FILE,
+            runtime="openvino",
+            write=openvino_file.write_openvino,
+            packages=("onnx", "onnxscript", "openvino"),
+            extra="openvino",
+            needs="openvino",
+            contents=_IN_FILE,
+            nms="onnx",
+            options=("--opset", "--no-nms", "--int8"),
+            quantize=quantize_openvino,
+            hidden_packages=("reconv", "torch", "onnx"),
         ),
         ExportTarget(
             name="torch-export",

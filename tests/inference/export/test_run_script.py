@@ -84,6 +84,7 @@ def imported(source: str) -> set[str]:
 
 RUNTIMES: Mapping[str, set[str]] = {
     "onnxruntime": {"onnxruntime"},
+    "openvino": {"openvino"},
     "torch_export": {"torch"},
     "aoti": {"torch"},
     "weights": {"torch", "safetensors", "timm", "torchvision", "reconv"},  # of the last three, the one that it needs
