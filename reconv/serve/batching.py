@@ -64,11 +64,11 @@ class Batcher:
         self._changed = threading.Condition()
         self._pending = 0  # images that were reserved and have not ended
         self._reading = 0  # images that were reserved and are not queued yet
-        self._failures = 0
+        self._failures = [0] * len(run_batches)  # of each device, since its last success
         self._image_s = 0.0
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._work, args=(run,), name=f"reconv-device-{number}", daemon=True)
+            threading.Thread(target=self._work, args=(number, run), name=f"reconv-device-{number}", daemon=True)
             for number, run in enumerate(run_batches)
         ]
         for thread in self._threads:
@@ -81,8 +81,8 @@ class Batcher:
 
     @property
     def is_healthy(self) -> bool:
-        """False after several failures in a row: the device is probably lost, and a restart may help."""
-        return self._failures < MAX_FAILURES
+        """False after several failures in a row: a device is probably lost, and a restart may help."""
+        return max(self._failures) < MAX_FAILURES
 
     def check_room(self, num_images: int = 1) -> None:
         """Raise `QueueFullError` where there is no room for images; a request finds room in an empty queue."""
@@ -120,10 +120,10 @@ class Batcher:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _work(self, run_batch: RunBatch) -> None:
+    def _work(self, device: int, run_batch: RunBatch) -> None:
         while (jobs := self._next_batch()) is not None:
             if jobs:
-                self._run(run_batch, jobs)
+                self._run(device, run_batch, jobs)
 
     def _next_batch(self) -> list[Job] | None:
         """The jobs of the next batch, the oldest first; None: closed, and nothing is left to run."""
@@ -159,7 +159,7 @@ class Batcher:
         self._queue = left
         return jobs
 
-    def _run(self, run_batch: RunBatch, jobs: list[Job]) -> None:
+    def _run(self, device: int, run_batch: RunBatch, jobs: list[Job]) -> None:
         """Run a batch; if it fails, each of its jobs alone, so that none fails because of another."""
         num_images = sum(len(job.samples) for job in jobs)
         start_s = time.perf_counter()
@@ -168,12 +168,12 @@ class Batcher:
         except BaseException as error:  # of any kind: the thread must survive, and the clients must get an answer
             if len(jobs) > 1:
                 for job in jobs:
-                    self._run(run_batch, [job])
+                    self._run(device, run_batch, [job])
                 return
-            self._failures += 1
+            self._failures[device] += 1
             results, jobs[0].error = [None], error
         else:
-            self._failures = 0
+            self._failures[device] = 0
         end_s = time.perf_counter()
         if jobs[0].error is None:
             image_s = (end_s - start_s) / num_images

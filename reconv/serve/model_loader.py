@@ -113,7 +113,7 @@ class ModelLoader:
             if stamp == followed.stamp:
                 return
             followed.stamp = stamp
-            located = find_model(followed.run.path, self._settings.best, lambda text: None)
+            located = find_model(followed.run.path, self._settings.best, self._log)
             if model.current is None or located.checkpoint != model.current.predictor.path:
                 self._take_over(model, located)
         except Exception as error:

@@ -100,6 +100,7 @@ SCHEMAS: dict[str, Schema] = {
         ready=_BOOLEAN,
         task={"enum": ["classification", "multilabel", "detection"]},
         network=_STRING,
+        recipe=_STRING,
         classes=_array(_STRING),
         size=_INTEGER,
         channels=_INTEGER,

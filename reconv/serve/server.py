@@ -135,6 +135,7 @@ def default_name(run: str) -> str:
 
 def open_port(host: str, port: int) -> socket.socket:
     """A socket that listens; `port` 0 is any free one."""
+    listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -142,6 +143,8 @@ def open_port(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         raise ResourceError(
             f"cannot listen on {host} port {port}",
             why=str(error.strerror),

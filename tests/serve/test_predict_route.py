@@ -5,35 +5,43 @@ from __future__ import annotations
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
-from server_process import ServerProcess, json_images, multipart
+from server_process import Answer, ServerProcess, json_images, multipart, pixel_bomb
 
 import reconv
 from reconv.api import Predictor
 
 
+def load(run: Path) -> Predictor:
+    return reconv.load(run, device="cpu", log=lambda text: None)
+
+
 @pytest.fixture(scope="module")
 def predictor(classifier: Path) -> Predictor:
-    return reconv.load(classifier, device="cpu", log=lambda text: None)
+    return load(classifier)
 
 
-def expected(predictor: Predictor, images: list[bytes], top: int | None = None) -> list[list[dict[str, object]]]:
-    return [prediction.to_dict()["classes"] for prediction in predictor.predict(images, top=top)]
-
-
-def classes(answer: object) -> list[list[dict[str, object]]]:
-    assert isinstance(answer, dict)
-    return [prediction["classes"] for prediction in answer["predictions"]]
+def expected(predictor: Predictor, images: list[bytes], **options: Any) -> list[dict[str, Any]]:
+    """The predictions of `Predictor.predict`, as the server gives them."""
+    found = []
+    for image, prediction in zip(images, predictor.predict(images, **options), strict=True):
+        width, height = Image.open(io.BytesIO(image)).size
+        found.append({**prediction.to_dict(), "width": width, "height": height})
+        del found[-1]["path"]
+    return found
 
 
 def test_one_image_gives_the_bits_of_predict(server: ServerProcess, predictor: Predictor, images: list[bytes]) -> None:
     for image in images:
         answer = server.predict(image)
         assert answer.status == 200, answer.body
-        assert classes(answer.json) == expected(predictor, [image])
+        assert answer.json["predictions"] == expected(predictor, [image])
         assert answer.json["model"] == "quickstart" and answer.json["step"] == 66
         assert set(answer.json["timings_ms"]) == {"read", "queue", "network", "total"}
 
@@ -42,13 +50,22 @@ def test_several_images_are_one_batch_with_its_bits(
     server: ServerProcess, predictor: Predictor, images: list[bytes]
 ) -> None:
     answer = server.predict(json_images(images), content_type="application/json")
-    assert classes(answer.json) == expected(predictor, images)
-    sizes = [(found["width"], found["height"]) for found in answer.json["predictions"]]
-    assert sizes == [Image.open(io.BytesIO(image)).size for image in images]
+    assert answer.json["predictions"] == expected(predictor, images)
+
+
+def test_requests_that_share_batches_are_not_mixed_up(
+    server: ServerProcess, predictor: Predictor, images: list[bytes]
+) -> None:
+    alone = {image: expected(predictor, [image], top=10)[0]["classes"] for image in images}
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda image: server.predict(image, "?top=10"), images * 8))
+    for image, answer in zip(images * 8, answers, strict=True):
+        found = {item["name"]: item["score"] for item in answer.json["predictions"][0]["classes"]}
+        assert found == pytest.approx({item["name"]: item["score"] for item in alone[image]}, abs=1e-6)
 
 
 def test_bytes_multipart_and_json_give_the_same(server: ServerProcess, images: list[bytes]) -> None:
-    body, kind = multipart(images[:1])
+    body, kind = multipart(images[:1], ["/etc/passwd"])
     text = json.dumps({"image": base64.b64encode(images[0]).decode()}).encode()
     answers = [
         server.predict(images[0], "?top=2", "application/octet-stream"),
@@ -56,5 +73,107 @@ def test_bytes_multipart_and_json_give_the_same(server: ServerProcess, images: l
         server.predict(body, "?top=2", kind),
         server.predict(text, "?top=2", "application/json"),
     ]
-    found = [classes(answer.json) for answer in answers]
-    assert all(each == found[0] for each in found) and len(found[0][0]) == 2
+    found = [answer.json["predictions"] for answer in answers]
+    assert all(each == found[0] for each in found) and len(found[0][0]["classes"]) == 2
+    body, kind = multipart(images)
+    several = server.predict(json_images(images), content_type="application/json").json["predictions"]
+    assert server.predict(body, content_type=kind).json["predictions"] == several
+
+
+def test_detectors_give_boxes_in_pixels_of_the_original_image(
+    server: ServerProcess, detector: Path, images: list[bytes]
+) -> None:
+    body = json_images(images)
+    answer = server.predict(body, "?model=boxes&min_score=0.01&top=7", "application/json")
+    assert answer.json["predictions"] == expected(load(detector), images, min_score=0.01, top=7)
+    assert any(found["boxes"] for found in answer.json["predictions"])
+    assert all(
+        found["boxes"] == [] for found in server.predict(images[0], "?model=boxes&min_score=1").json["predictions"]
+    )
+
+
+def test_multi_label_models_give_independent_scores(
+    server: ServerProcess, multilabel: Path, images: list[bytes]
+) -> None:
+    answer = server.predict(json_images(images), "?model=labels&min_score=0", "application/json")
+    assert answer.json["predictions"] == expected(load(multilabel), images, min_score=0)
+    sums = [sum(item["score"] for item in found["classes"]) for found in answer.json["predictions"]]
+    assert all(len(found["classes"]) == 3 for found in answer.json["predictions"])
+    assert any(abs(total - 1) > 0.01 for total in sums)  # sigmoid, not softmax
+
+
+def test_explain_adds_what_the_network_saw_and_where_it_looked(
+    server: ServerProcess, predictor: Predictor, images: list[bytes]
+) -> None:
+    answer = server.predict(images[0], "?explain=true").json
+    assert answer["predictions"] == expected(predictor, images[:1])
+    seen = Image.open(io.BytesIO(base64.b64decode(answer["input"].removeprefix("data:image/png;base64,"))))
+    assert np.asarray(seen).tolist() == predictor.read(images[0]).pixels[0].tolist()
+    assert answer["activation_map"]["class"] == answer["predictions"][0]["classes"][0]["name"]
+    assert "activation_map" not in server.predict(images[0], "?explain=true&model=boxes").json
+
+
+def json_body(document: object) -> tuple[bytes, str]:
+    return json.dumps(document).encode(), "application/json"
+
+
+TRUNCATED = multipart([b"abc"])[0][:-10]
+REFUSED: dict[str, tuple[tuple[bytes, str], str, int, str]] = {
+    "no image": ((b"", "image/png"), "", 400, "no_image"),
+    "not an image": ((b"hello", "image/png"), "", 400, "bad_image"),
+    "a form": ((b"a=b", "application/x-www-form-urlencoded"), "", 415, "unsupported_media_type"),
+    "a path": (json_body({"image": "/etc/passwd"}), "", 400, "bad_base64"),
+    "a URL": (json_body({"image": "http://127.0.0.1/a.png"}), "", 400, "bad_base64"),
+    "a data URL": (json_body({"image": "data:image/png;base64,AAAA"}), "", 400, "bad_base64"),
+    "a number": (json_body({"image": 1}), "", 400, "bad_base64"),
+    "an option in the body": (json_body({"image": "AAAA", "top": 1}), "", 400, "bad_json"),
+    "no object": (json_body([]), "", 400, "bad_json"),
+    "an empty list": (json_body({"images": []}), "", 400, "no_image"),
+    "deep JSON": ((b"[" * 100_000, "application/json"), "", 400, "bad_json"),
+    "not JSON": ((b"{", "application/json"), "", 400, "bad_json"),
+    "too many images": (json_body({"images": ["AAAA"] * 65}), "", 413, "too_many_images"),
+    "too many parts": (multipart([b"x"] * 65), "", 413, "too_many_images"),
+    "a truncated multipart": ((TRUNCATED, multipart([])[1]), "", 400, "bad_multipart"),
+    "no boundary": ((b"abc", "multipart/form-data"), "", 400, "bad_multipart"),
+    "no such model": ((b"x", "image/png"), "?model=other", 404, "no_such_model"),
+    "an unknown parameter": ((b"x", "image/png"), "?topp=1", 400, "bad_parameter"),
+    "top of zero": ((b"x", "image/png"), "?top=0", 400, "bad_parameter"),
+    "top in words": ((b"x", "image/png"), "?top=two", 400, "bad_parameter"),
+    "a score above one": ((b"x", "image/png"), "?min_score=2&model=boxes", 400, "bad_parameter"),
+    "a score for a classifier": ((b"x", "image/png"), "?min_score=0.5", 400, "bad_parameter"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_is_refused_with_a_code(server: ServerProcess, name: str) -> None:
+    (body, kind), query, status, code = REFUSED[name]
+    answer = server.predict(body, query, kind)
+    assert (answer.status, answer.json["error"]["code"]) == (status, code), answer.body
+    assert len(answer.json["error"]["message"]) > 10
+
+
+def test_a_bad_image_among_good_ones_is_named(server: ServerProcess, images: list[bytes]) -> None:
+    answer = server.predict(json_images([images[0], images[1][:-30], images[2]]), content_type="application/json")
+    assert answer.status == 400 and answer.json["error"]["message"].startswith("image 1: ")
+    assert pending(server) == 0
+
+
+def test_a_pixel_bomb_is_refused_before_it_is_decoded(server: ServerProcess, images: list[bytes]) -> None:
+    before = server.memory_kib()
+    answer = server.predict(pixel_bomb())
+    assert answer.status == 400 and "too large" in answer.json["error"]["message"]
+    assert server.memory_kib() - before < 100_000
+    assert server.predict(images[0]).status == 200
+
+
+def pending(server: ServerProcess) -> float:
+    text = server.request("GET", "/metrics").body.decode()
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("reconv_pending_images{"))
+
+
+def test_other_methods_and_paths_get_json_errors(server: ServerProcess) -> None:
+    answers: list[Answer] = [server.request("GET", "/predict"), server.request("GET", "/no/such/path")]
+    assert [(each.status, each.json["error"]["code"]) for each in answers] == [
+        (405, "method_not_allowed"),
+        (404, "not_found"),
+    ]

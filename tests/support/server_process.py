@@ -8,9 +8,11 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,3 +143,14 @@ def multipart(images: Sequence[bytes], names: Sequence[str] = ()) -> tuple[bytes
         head = f'Content-Disposition: form-data; name="image{number}"; filename="{name}"\r\nContent-Type: image/png'
         parts.append(f"--{boundary}\r\n{head}\r\n\r\n".encode() + image + b"\r\n")
     return b"".join(parts) + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+
+
+def pixel_bomb(side: int = 60_000) -> bytes:
+    """A small PNG file that says it has side x side pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1 << 20))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
