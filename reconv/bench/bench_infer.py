@@ -6,7 +6,6 @@ Images are already normalized on the device: reading and decoding are not measur
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,16 @@ from torch import Tensor, nn
 
 from reconv.bench.baselines import find_baselines
 from reconv.bench.bench_run import describe_setup, num_classes_of
-from reconv.bench.inference_baselines import FusedInference, InferenceBaseline, Run, inference_baselines
+from reconv.bench.inference_baselines import InferenceBaseline, Run, inference_baselines
 from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.custom_code import TrustCode, add_folders
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.errors import ResourceError, UsageError
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.captured_network import FusedInference
+from reconv.inference.backends.folded_network import fold_network
+from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.inference.load_model import build_saved_model, read_saved_model
 from reconv.machine import Machine, usable_cores
 from reconv.recipe.loader import Override, load
@@ -37,14 +38,6 @@ MIN_ITERATIONS, MAX_ITERATIONS = 20, 500  # of one batch size, where their numbe
 SECONDS_PER_SIZE = 3.0
 WARMUP = 3
 _NORM_IMAGES = 4
-_DTYPES = {  # of weights and images; fp32 in the baseline modes
-    "fp64": torch.float64,
-    "bf16": torch.bfloat16,
-    "bf16-all": torch.bfloat16,
-    "fp16": torch.float16,
-    "16.16": torch.float16,
-    "16.32": torch.float16,
-}
 
 Log = Callable[[str], None]
 
@@ -62,7 +55,7 @@ def bench_infer(
     log: Log = lambda text: None,
 ) -> dict[str, Any]:
     """Measure inference of the network of a recipe or a run, and of baselines, at each batch size."""
-    recipe, network, opened = _open(target, overrides, device, trust_code)
+    recipe, network, opened = open_network(target, overrides, device, trust_code)
     if recipe.precision.ops.float32 or recipe.precision.ops.low_precision:
         raise UsageError(
             "the recipe sets the dtype of single operations",
@@ -72,11 +65,12 @@ def bench_infer(
         )
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
-    dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
-    model, exact, num_folded = _convert(network, shape, dtype)
+    dtype = DTYPES.get(trained_precision(recipe), torch.float32)
+    folded = fold_network(network.model, shape, dtype)
+    model, num_folded = folded.model, folded.num_folded
     log(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     capture = _graph_capture(recipe, opened)
-    fused = None if capture is None else FusedInference(model, capture, exact)
+    fused = None if capture is None else FusedInference(model, capture, folded.exact)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     config = _LatencyConfig(iterations, seconds)
     rows, notes = [], []
@@ -148,7 +142,7 @@ def _utilization(
     return utilization(costs, fastest["batch"], seconds, device.describe(), recipe.precision.mode, training=False)
 
 
-def _open(
+def open_network(
     target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode = False
 ) -> tuple[Recipe, Network, Device]:
     """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
@@ -164,16 +158,6 @@ def _open(
     network = build_network(_without_compile(recipe), num_classes_of(recipe), opened)
     _init_norm_statistics(network, recipe, opened)
     return recipe, network, opened
-
-
-def _convert(
-    network: Network, shape: tuple[int, int, int], dtype: torch.dtype
-) -> tuple[nn.Module, Callable[[Tensor], Any], int]:
-    """The network with folded norms in `dtype`, the same in at least float32, and how many norms were folded."""
-    model, num_folded = fold_batch_norms(network.model, shape)
-    wide = torch.promote_types(dtype, torch.float32)
-    exact = copy.deepcopy(model).to(wide)
-    return model.to(dtype), lambda images: exact(images.to(wide)), num_folded
 
 
 def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from reconv.detection.postprocess import Detections
 from reconv.errors import UsageError
-from reconv.inference.image_reader import ImageSample
+from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
 from reconv.metrics.multilabel_metrics import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
@@ -58,7 +58,7 @@ def select_outputs(
 
 
 def make_predictions(
-    selected: Any, samples: Sequence[ImageSample], classes: OutputClasses, selection: Selection
+    selected: Any, samples: Sequence[ImageInfo | ImageSample], classes: OutputClasses, selection: Selection
 ) -> Iterator[Prediction]:
     """The prediction of each sample, from what `select_outputs` returned, on the host."""
     if isinstance(selected, Detections):
@@ -76,7 +76,7 @@ def make_predictions(
 
 
 def _boxes(
-    detections: Detections, samples: Sequence[ImageSample], classes: OutputClasses, selection: Selection
+    detections: Detections, samples: Sequence[ImageInfo | ImageSample], classes: OutputClasses, selection: Selection
 ) -> Iterator[Prediction]:
     threshold = MIN_SCORE if selection.min_score is None else selection.min_score
     for row, sample in enumerate(samples):
@@ -100,8 +100,3 @@ def boxes_in_pixels(
     for (left, top, right, bottom), score, label in zip(boxes, scores, labels, strict=True):
         class_id = class_ids[label - 1] if class_ids else None
         yield DetectedBox(class_names[label - 1], score, (left, top, right, bottom), label - 1, class_id)
-
-
-def to_host(selected: Any) -> Any:
-    """What `select_outputs` returned, on the host."""
-    return selected.cpu() if isinstance(selected, Detections) else tuple(tensor.cpu() for tensor in selected)

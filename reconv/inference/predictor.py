@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -15,29 +18,31 @@ from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.data.dataset import Split
-from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.inference.activation_map import sample_activation_maps
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
-from reconv.inference.backends.choose import choose_backend
+from reconv.inference.backends.choose import LoadedNetwork, choose_backend, plain_network_recipe
 from reconv.inference.eval_data import ModelClasses
 from reconv.inference.evaluate import InferenceStep
+from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
-from reconv.inference.image_reader import DecoderName, ImageReader, ImageSample
+from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
-from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, select_outputs, to_host
+from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions
+from reconv.inference.predict_pipeline import PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
-from reconv.machine import Machine, cores_per_process
+from reconv.machine import Machine, cores_per_process, usable_cores
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.loaders import build_eval_preprocess
 from reconv.trainer.build.network import Network
 from reconv.trainer.build.task_builder import build_postprocess
 
 BATCH_SIZE = 64
+BATCH_SIZES = {"cuda": 256}  # by kind of device, where it is another
 
 
 def no_log(text: str) -> None:
@@ -75,6 +80,7 @@ class Predictor:
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
+    gpu_reader: GpuReader | None = None  # decodes a part of the JPEG files, with decoder="gpu"
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
     @classmethod
@@ -133,7 +139,7 @@ class Predictor:
         saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code, model=model)
         threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
         opened = open_device(device, threads, launch_env.local_rank)
-        network = build_saved_model(saved, saved.recipe, opened)
+        network = build_saved_model(saved, plain_network_recipe(saved.recipe), opened)
         network.model.eval()
         return cls(
             recipe=saved.recipe,
@@ -144,11 +150,15 @@ class Predictor:
             path=saved.path,
             weights=saved.weights,
             step=saved.step,
-            backend=choose_backend(saved.recipe, network, opened, backend, precision, log),
-            read=ImageReader(saved.recipe.data.preprocess, decoder),
+            backend=choose_backend(LoadedNetwork(saved.recipe, network, opened), backend, precision, log),
+            # As in training, from file to logits.
+            read=ImageReader(
+                saved.recipe.data.preprocess, "pillow" if (backend, decoder) == ("eager", "auto") else decoder
+            ),
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
+            gpu_reader=_open_gpu_reader(saved.recipe, opened, decoder),
         )
 
     def __call__(
@@ -193,10 +203,15 @@ class Predictor:
         preprocess = build_eval_preprocess(self.recipe, self.network)
         return InferenceStep(self.network.model, preprocess, self.network.precision, self.recipe.evaluate.tta)
 
-    def warm_up(self, batch_sizes: Sequence[int] = (BATCH_SIZE,)) -> None:
+    @property
+    def batch_size(self) -> int:
+        """Images per batch of the network, unless a call says otherwise."""
+        return BATCH_SIZES.get(self.device.kind, BATCH_SIZE)
+
+    def warm_up(self, batch_sizes: Sequence[int] = ()) -> None:
         """Prepare batches of these sizes, so that the first of them is as fast as the next."""
         with self._lock:
-            self.backend.warm_up(batch_sizes)
+            self.backend.warm_up(batch_sizes or (self.batch_size,))
 
     def predict(
         self,
@@ -204,7 +219,7 @@ class Predictor:
         *,
         top: int | None = None,
         min_score: float | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         skip_bad: bool = False,
     ) -> PredictionList:
         """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
@@ -212,16 +227,22 @@ class Predictor:
         Arrays and tensors are uint8, or floats from 0 to 1; those of four dimensions are batches. A classifier gives
         its `top` (5) classes. A detector gives its `top` boxes (all) with a score of at least `min_score` (0.3), a
         multi-label model its `top` labels (all) with at least 0.5. With `skip_bad`, an image that cannot be read does
-        not raise `DataError`; its prediction has the `error`.
+        not raise `DataError`; its prediction has the `error`. Threads read images beside the network.
         """
-        Selection(top, min_score).check(self.recipe.task)
+        selection = Selection(top, min_score)
+        selection.check(self.recipe.task)
         items, _ = split_images(images)
+        pipeline = PredictPipeline(
+            self._step(), self.read, read_threads(), batch_size or self.batch_size, self.gpu_reader
+        )
         predictions = PredictionList()
-        for start in range(0, len(items), batch_size):
-            chunk = [self._read(image, skip_bad) for image in items[start : start + batch_size]]
-            samples = [sample for sample in chunk if isinstance(sample, ImageSample)]
-            good = iter(self.predict_samples(samples, top=top, min_score=min_score))
-            predictions += [next(good) if isinstance(item, ImageSample) else item for item in chunk]
+        for found, number in pipeline.run(items, selection):
+            if isinstance(found, Prediction):
+                predictions.append(found)
+            elif skip_bad:
+                predictions.append(_unreadable(items[number], found))
+            else:
+                raise found
         return predictions
 
     def predict_samples(
@@ -232,10 +253,41 @@ class Predictor:
         selection.check(self.recipe.task)
         if not samples:
             return PredictionList()
-        with self._lock, torch.no_grad():
-            outputs = self.backend(self._collate(samples)["images"])
-            selected = to_host(select_outputs(outputs, self.recipe.task, selection, self._postprocess()))
-        return PredictionList(make_predictions(selected, samples, self._output_classes, selection))
+        step = self._step()
+        selected = step.start(self._collate(samples)["images"], selection)()
+        return PredictionList(make_predictions(selected, samples, step.classes, selection))
+
+    def predict_pixels(
+        self,
+        pixels: Tensor,
+        *,
+        top: int | None = None,
+        min_score: float | None = None,
+        batch_size: int | None = None,
+    ) -> PredictionList:
+        """The prediction for images [n, channels, size, size] in uint8 that already have the network's size.
+
+        They are not resized or cropped, and may be on the network's device. Boxes are in pixels of these images.
+        """
+        selection = Selection(top, min_score)
+        selection.check(self.recipe.task)
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != self.read.shape:
+            wanted = ", ".join(map(str, self.read.shape))
+            raise UsageError(
+                f"pixels are uint8 [n, {wanted}], not {pixels.dtype} {list(pixels.shape)}",
+                then="pass images of any size to predict instead",
+            )
+        step, predictions = self._step(), PredictionList()
+        waiting: deque[tuple[Callable[[], Any], int]] = deque()
+        info = ImageInfo(None, None, pixels.shape[-1], pixels.shape[-2])
+        for part in pixels.split(batch_size or self.batch_size):
+            waiting.append((step.start(self.device.move(part), selection), len(part)))
+            while len(waiting) > 1:
+                wait, count = waiting.popleft()
+                predictions += make_predictions(wait(), [info] * count, step.classes, selection)
+        for wait, count in waiting:
+            predictions += make_predictions(wait(), [info] * count, step.classes, selection)
+        return predictions
 
     def logits(self, samples: Sequence[ImageSample]) -> Tensor:
         """The logits [n, classes] of a classifier, on the host: one batch of the network, one thread at a time."""
@@ -276,29 +328,44 @@ class Predictor:
         with self._lock:
             return evaluate_model(model, request, process_group or ProcessGroup.single(), log)
 
-    def _read(self, image: ImageInput, skip_bad: bool) -> ImageSample | Prediction:
-        """The image as the model sees it, or, where it cannot be read and `skip_bad`, a prediction with the error."""
-        try:
-            return self.read(image)
-        except DataError as error:
-            if not skip_bad:
-                raise
-            path = image.path if isinstance(image, ImageFile) else image if isinstance(image, str | Path) else None
-            return Prediction(
-                None if path is None else Path(path), error=f"{error.what}: {error.why}" if error.why else error.what
-            )
-
     def _collate(self, samples: Sequence[ImageSample]) -> Batch:
         rows = torch.arange(len(samples))
         tensors = {"images": torch.stack([sample.pixels for sample in samples]), "indices": rows, "targets": rows * 0}
         return Batch(tensors, rows, (len(samples),)).map(self.device.move)
 
-    @property
-    def _output_classes(self) -> OutputClasses:
-        return OutputClasses(self.recipe.task, self.classes, self.class_ids)
+    def _step(self) -> PredictStep:
+        classes = OutputClasses(self.recipe.task, self.classes, self.class_ids)
+        postprocess = build_postprocess(self.recipe, self.device) if self.is_detector else None
+        return PredictStep(self.backend, self.device, classes, postprocess, self._lock)
 
-    def _postprocess(self) -> Callable[[Any], Detections] | None:
-        return build_postprocess(self.recipe, self.device) if self.is_detector else None
+
+@cache
+def read_threads() -> ThreadPoolExecutor:
+    """The threads that read images, one per core; all predictors of a process share them."""
+    return ThreadPoolExecutor(usable_cores(Machine()), thread_name_prefix="reconv-read")
+
+
+def _open_gpu_reader(recipe: Recipe, device: Device, decoder: DecoderName) -> GpuReader | None:
+    """The reader of JPEG files on the GPU, where it was asked for."""
+    if decoder != "gpu":
+        return None
+    preprocess = recipe.data.preprocess
+    if preprocess.interpolation != "bilinear" or preprocess.channels != 3:
+        raise UsageError(
+            "the GPU resizes color images bilinearly, and the model's preprocessing is different",
+            where="--decoder gpu",
+            why=f"interpolation {preprocess.interpolation}, {preprocess.channels} channels",
+            then="omit --decoder",
+        )
+    from reconv.device.nvjpeg import NvJpegDecoder
+
+    return GpuReader(NvJpegDecoder(device.torch))
+
+
+def _unreadable(image: ImageInput, error: DataError) -> Prediction:
+    path = image.path if isinstance(image, ImageFile) else image if isinstance(image, str | Path) else None
+    why = f"{error.what}: {error.why}" if error.why else error.what
+    return Prediction(None if path is None else Path(path), error=why)
 
 
 def load(run: str | Path, *, log: LogFunction = print, **options: Unpack[LoadOptions]) -> Predictor:

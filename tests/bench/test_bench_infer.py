@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.bench.baselines import TrainBaseline
-from reconv.bench.bench_infer import _DTYPES, BATCHES, _convert, _open, bench_infer
-from reconv.bench.inference_baselines import FusedInference, InferenceBaseline, inference_baselines
+from reconv.bench.bench_infer import BATCHES, bench_infer, open_network
+from reconv.bench.inference_baselines import InferenceBaseline, inference_baselines
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
+from reconv.inference.backends.captured_network import FusedInference
+from reconv.inference.backends.folded_network import fold_network
+from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.inference.fold import fold_batch_norms
 from reconv.inference.load_model import read_saved_model
 from reconv.models import build_model
@@ -62,7 +65,7 @@ def test_bench_infer_of_a_run_uses_its_model(capsys: pytest.CaptureFixture[str])
     _run(["bench", "infer", str(run), "--batches", "2", "--iterations", "2"])
     assert "7 norms folded" in capsys.readouterr().out
     assert sorted(path for path in Path().rglob("*")) == before
-    _, network, _ = _open(str(run), (), "cpu")
+    _, network, _ = open_network(str(run), (), "cpu")
     trained = read_saved_model(locate(run), weights="auto", recipe=None).tensors
     assert {name: torch.equal(trained[name], value) for name, value in network.model.state_dict().items()} == (
         dict.fromkeys(trained, True)
@@ -127,10 +130,11 @@ def test_fused_inference_matches_the_model() -> None:
 
 @pytest.mark.parametrize("mode, is_close", [("fp64", True), ("fp32", True), ("bf16-all", False), ("16.16", False)])
 def test_fused_inference_is_compared_with_exact_outputs(mode: str, is_close: bool) -> None:
-    recipe, network, _ = _open("quickstart", [("precision.mode", mode, "test")], "cpu")
+    recipe, network, _ = open_network("quickstart", [("precision.mode", mode, "test")], "cpu")
     size = recipe.data.preprocess.size
-    dtype = _DTYPES.get(mode, torch.float32)
-    model, exact, _ = _convert(network, (1, size, size), dtype)
+    dtype = DTYPES.get(trained_precision(recipe), torch.float32)
+    folded = fold_network(network.model, (1, size, size), dtype)
+    model, exact = folded.model, folded.exact
     images = torch.randn(2, 1, size, size).to(dtype)
     fused_run = FusedInference(model, FakeCapture(), exact)(images)
     assert (fused_run.num_fused, fused_run.note) == (7, "")
@@ -184,7 +188,7 @@ def test_fused_outputs_may_differ_by_the_rounding_error_of_the_model() -> None:
 
 def test_untrained_model_gets_calibrated_batch_norm_statistics() -> None:
     given: list[tuple[str, object, str]] = [("precision.mode", "fp32", "test"), ("data.preprocess.size", 64, "test")]
-    _, network, _ = _open("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with outputs of over 10,000
+    _, network, _ = open_network("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with outputs of over 10,000
     norms = [layer for layer in network.model.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert all(norm.running_var is not None and (norm.running_var != 1).any() for norm in norms)
     assert not any(norm.training for norm in norms) and {norm.momentum for norm in norms} == {0.1}

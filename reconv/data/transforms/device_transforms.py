@@ -23,16 +23,25 @@ from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 class EvalPreprocess:
     """Normalizes images for evaluation and prediction."""
 
-    def __init__(self, preprocess: PreprocessConfig, dtype: torch.dtype, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        preprocess: PreprocessConfig,
+        dtype: torch.dtype,
+        channels_last: bool = False,
+        kernels: bool = False,  # whether one fused kernel may do all of it, where it can; it may round differently
+    ) -> None:
         self._normalize = Normalize(preprocess, dtype)
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._fused = kernels and channels_last and not preprocess.per_image_standardization
 
     def __call__(self, batch: Batch, step: int | Tensor = 0) -> Batch:
         return batch.replace(images=self.prepare(batch["images"]))
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images from 0 to 255 as the network takes them."""
+        if self._fused and supports(images, self._dtype):
+            return normalize_images(images, None, *self._normalize.affine(images.device), self._dtype)
         return self._normalize(images).to(self._dtype).contiguous(memory_format=self._layout)
 
 

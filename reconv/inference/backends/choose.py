@@ -1,23 +1,142 @@
-"""Choosing the backend of a network: the fastest that gives the outputs of eager."""
+"""Choosing the backend of a network: the fastest whose outputs equal those of eager."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
 
 from reconv.device import Device
+from reconv.errors import ReconvError, UsageError
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
-from reconv.inference.backends.eager import EagerBackend
-from reconv.recipe.schema import Recipe
+from reconv.inference.backends.eager_backend import EagerBackend
+from reconv.inference.backends.folded_network import FoldedNetwork, fold_network
+from reconv.inference.backends.outputs import fixed_images, largest_difference
+from reconv.inference.backends.precisions import DTYPES, allowed_difference, choose_precision, trained_precision
+from reconv.precision import build_precision
+from reconv.recipe.code_fields import names_code
+from reconv.recipe.schema import PrecisionConfig, PrecisionOps, Recipe
 from reconv.trainer.build.network import Network
+
+_FASTEST: dict[str, BackendName] = {"cuda": "fused", "cpu": "folded"}  # by kind of device
+_DEVICES = {"folded": ("cpu",), "fused": ("cuda",), "onnxruntime": ("cpu",)}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNetwork:
+    """A network with its weights, and the recipe and device it was built for."""
+
+    recipe: Recipe
+    network: Network
+    device: Device
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        preprocess = self.recipe.data.preprocess
+        return preprocess.channels, preprocess.size, preprocess.size
+
+    def fold(self, precision: str) -> FoldedNetwork:
+        """The network with folded norms."""
+        return fold_network(self.network.model, self.image_shape, DTYPES.get(precision, torch.float32))
+
+    def with_precision(self, precision: str) -> LoadedNetwork:
+        """The same weights in another precision, by autocast."""
+        section = PrecisionConfig(mode=precision)  # type: ignore[arg-type]
+        policy = build_precision(section, self.device.kind)
+        recipe = self.recipe.model_copy(update={"precision": section})
+        return replace(self, recipe=recipe, network=replace(self.network, precision=policy))
+
+
+def plain_network_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of a network for inference: without torch.compile and the kernels of training, which it never uses."""
+    engine = recipe.engine.model_copy(update={"compile": "off", "fused_kernels": "off"})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def choose_backend(
-    recipe: Recipe,
-    network: Network,
-    device: Device,
-    backend: BackendName,
-    precision: Precision,
-    log: Callable[[str], None],
+    loaded: LoadedNetwork, backend: BackendName, precision: Precision, log: Callable[[str], None]
 ) -> InferenceBackend:
-    """The backend that was asked for; `auto` is the fastest whose outputs equal those of eager."""
-    return EagerBackend(recipe, network)
+    """The backend that was asked for; `auto` is the fastest whose outputs equal those of eager, else eager."""
+    kind, eager = loaded.device.kind, EagerBackend(loaded.recipe, loaded.network)
+    if backend != "auto" and kind not in _DEVICES.get(backend, (kind,)):
+        fastest = _FASTEST.get(kind, "eager")
+        raise UsageError(
+            f"the backend {backend} does not run on {kind}", then=f"--backend {fastest}, or omit --backend"
+        )
+    if precision == "int8" and backend != "onnxruntime":
+        raise UsageError(
+            "int8 needs a quantized model",
+            where="--precision",
+            then="--backend onnxruntime on a CPU, or reconv export RUN --to onnx --int8",
+        )
+    chosen = choose_precision(loaded.recipe, loaded.device, precision)
+    if backend == "eager" or (kind not in _FASTEST and backend == "auto"):
+        return eager if precision == "auto" else _eager_in(loaded, chosen)
+    if backend != "auto":
+        return _checked(loaded, eager, backend, chosen)
+    why = _why_not_fast(loaded.recipe)
+    if not why:
+        try:
+            found = _checked(loaded, eager, _FASTEST[kind], chosen)
+            log(f"backend: {found.describe()}")
+            return found
+        except ReconvError as error:
+            why = error.what if not error.why else f"{error.what}: {error.why}"
+        except Exception as error:  # a network of others may do anything when it is traced
+            why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    log(f"backend: eager, the network as trained ({why})")
+    return eager if precision == "auto" else _eager_in(loaded, chosen)
+
+
+def _eager_in(loaded: LoadedNetwork, precision: str) -> EagerBackend:
+    if precision == trained_precision(loaded.recipe):
+        return EagerBackend(loaded.recipe, loaded.network)
+    other = loaded.with_precision(precision)
+    return EagerBackend(other.recipe, other.network)
+
+
+def _why_not_fast(recipe: Recipe) -> str:
+    """Why a network is not folded, without trying; empty where it may be."""
+    if names_code(recipe.model.name):
+        return "what your own code does with other images is not known; --backend chooses another"
+    if recipe.precision.ops != PrecisionOps():
+        return "the recipe sets the dtype of single operations"
+    return ""
+
+
+def _checked(loaded: LoadedNetwork, eager: EagerBackend, name: BackendName, precision: str) -> InferenceBackend:
+    """A backend whose outputs were compared with those of eager on a few fixed images; an error where they differ."""
+    backend = _build(loaded, name, precision)
+    trained = trained_precision(loaded.recipe)
+    images = loaded.device.move(fixed_images(loaded.image_shape))
+    expected = eager(images)
+    rounding = 0.0
+    if "fp16" in (trained, precision) or "bf16" in (trained, precision):
+        wide = _eager_in(loaded, "fp32")(images)
+        build_precision(loaded.recipe.precision, loaded.device.kind)  # sets torch's switches back
+        rounding = largest_difference(expected if trained != "fp32" else _eager_in(loaded, precision)(images), wide)
+    backend.difference = largest_difference(backend(images), expected)
+    limit = allowed_difference(precision, trained, rounding)
+    if not backend.difference <= limit:
+        raise UsageError(
+            f"the backend {name} is not equal to eager",
+            why=f"its outputs differ by {backend.difference:.2g} of the largest, more than {limit:.2g} in {precision}",
+            then="--backend eager",
+        )
+    return backend
+
+
+def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> InferenceBackend:
+    # Imported here: each takes a while, and one is needed.
+    if name == "folded":
+        from reconv.inference.backends.folded_backend import FoldedBackend
+
+        return FoldedBackend(loaded.recipe, loaded.fold(precision), precision)
+    if name == "fused":
+        from reconv.inference.backends.fused_backend import FusedBackend
+
+        capture = loaded.device.graph_capture()
+        assert capture is not None
+        return FusedBackend(loaded.recipe, loaded.fold(precision), capture, loaded.device.torch, precision)
+    raise UsageError("the backend onnxruntime is not available yet", then="omit --backend")

@@ -1,0 +1,46 @@
+"""The precision a network runs in: as trained, or as asked for; and how far each may be from eager.
+
+A difference is the largest absolute one between two outputs, relative to the largest output.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from reconv.device import Device
+from reconv.device.cpu_features import has_bf16
+from reconv.errors import UsageError
+from reconv.inference.backends.backend import Precision
+from reconv.recipe.schema import Recipe
+
+TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 0.5}
+DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # of weights; others: float32
+_HALF = {"bf16": "bf16", "bf16-all": "bf16", "fp16": "fp16", "16.16": "fp16", "16.32": "fp16"}
+
+
+def trained_precision(recipe: Recipe) -> str:
+    """The precision of a recipe's matrix products: fp64, fp32, tf32, bf16 or fp16."""
+    mode = recipe.precision.mode
+    return "fp32" if mode == "32.32" else _HALF.get(mode, mode)
+
+
+def choose_precision(recipe: Recipe, device: Device, precision: Precision) -> str:
+    """The precision asked for; `auto` is that of training, on a CPU fp32 where it has no instructions for it."""
+    trained = trained_precision(recipe)
+    if precision == "auto":
+        is_slow = device.kind == "cpu" and (trained == "fp16" or (trained == "bf16" and not has_bf16()))
+        return "fp32" if is_slow else trained
+    if device.kind == "cpu" and (precision == "fp16" or (precision == "bf16" and not has_bf16())):
+        raise UsageError(
+            f"this CPU has no {precision} instructions",
+            where="--precision",
+            why="it would compute in fp32, slower",
+            then="omit --precision",
+        )
+    return precision
+
+
+def allowed_difference(precision: str, trained: str, rounding: float = 0.0) -> float:
+    """The largest accepted difference from eager; twice eager's own `rounding` is accepted in half precision."""
+    limit = max(TOLERANCES[precision], TOLERANCES[trained])
+    return max(limit, 2 * rounding) if {precision, trained} & {"fp16", "bf16"} else limit
