@@ -26,11 +26,6 @@ from reconv.inference.export import export_run
 from reconv.inference.export.export_run import ExportResult
 
 
-@pytest.fixture(scope="module")
-def exported(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return reconv.export(classifier, to="onnx", out=tmp_path_factory.mktemp("exports") / "digits", samples=40)
-
-
 def test_the_folder_has_the_model_its_card_and_a_script(exported: ExportResult, classifier: Path) -> None:
     names = {path.name for path in exported.folder.iterdir()}
     assert names == {"model.onnx", "preprocess.json", "README.md", "run.py", "report.json"}
@@ -99,17 +94,20 @@ def test_a_weights_file_with_a_fixed_batch_is_checked_with_the_images_of_a_folde
     weights = write_weights(tmp_path / "weights.safetensors", example_recipe("resnet8_cifar", evaluate={"tta": "flip"}))
     with pytest.raises((DataError, UsageError), match="cannot be checked"):
         reconv.export(weights, out=tmp_path / "out")
-    result = reconv.export(weights, out=tmp_path / "out", images=write_photographs(tmp_path / "photos"), batch=4)
+    photos = write_photographs(tmp_path / "photos")
+    result = reconv.export(weights, to="torch-export", out=tmp_path / "out", images=photos, batch=4)
     assert result.report["num_images"] == 6 and "top1_accuracy" not in result.report
-    session = onnxruntime.InferenceSession(result.model, providers=["CPUExecutionProvider"])
-    assert session.get_inputs()[0].shape == [4, 32, 32, 3]
+    program = torch.export.load(result.model).module()
+    assert program(torch.zeros(4, 32, 32, 3, dtype=torch.uint8)).shape == (4, 10)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
 
 
 def test_a_model_that_differs_is_not_written(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = export_run.run_script("onnxruntime").replace("resampling, box=", "Image.Resampling.NEAREST, box=")
+    script = export_run.run_script("weights").replace("resampling, box=", "Image.Resampling.NEAREST, box=")
     monkeypatch.setattr(export_run, "run_script", lambda runtime: script)
     with pytest.raises(ExportError, match="was not written") as caught:
-        reconv.export(classifier, out=tmp_path / "out", samples=20)
+        reconv.export(classifier, to="safetensors", out=tmp_path / "out", samples=20)
     assert "prepares" in caught.value.why and "test image" in caught.value.why
     assert [path.name for path in tmp_path.iterdir()] == ["out.refused.json"]
     assert not json.loads((tmp_path / "out.refused.json").read_text())["passed"]
@@ -118,7 +116,7 @@ def test_a_model_that_differs_is_not_written(classifier: Path, tmp_path: Path, m
 def test_a_killed_export_leaves_no_folder_and_the_next_one_removes_its_remains(
     classifier: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "reconv", "export", str(classifier), "--to", "onnx", "--out", "out"]
+    command = [sys.executable, "-m", "reconv", "export", str(classifier), "--to", "safetensors", "--out", "out"]
     staging = tmp_path / ".out.exporting"
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(reconv.__file__).parents[1])}
@@ -129,5 +127,5 @@ def test_a_killed_export_leaves_no_folder_and_the_next_one_removes_its_remains(
     process.wait()
     assert staging.exists() and not (tmp_path / "out").exists()
     (staging / "half").write_text("")
-    reconv.export(classifier, out=tmp_path / "out", samples=10)
+    reconv.export(classifier, to="safetensors", out=tmp_path / "out", samples=10)
     assert [path.name for path in tmp_path.iterdir()] == ["out"] and not (tmp_path / "out" / "half").exists()
