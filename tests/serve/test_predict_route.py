@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 from server_process import Answer, ServerProcess, json_images, multipart, pixel_bomb
@@ -100,17 +99,6 @@ def test_multi_label_models_give_independent_scores(
     sums = [sum(item["score"] for item in found["classes"]) for found in answer.json["predictions"]]
     assert all(len(found["classes"]) == 3 for found in answer.json["predictions"])
     assert any(abs(total - 1) > 0.01 for total in sums)  # sigmoid, not softmax
-
-
-def test_explain_adds_what_the_network_saw_and_where_it_looked(
-    server: ServerProcess, predictor: Predictor, images: list[bytes]
-) -> None:
-    answer = server.predict(images[0], "?explain=true").json
-    assert answer["predictions"] == expected(predictor, images[:1])
-    seen = Image.open(io.BytesIO(base64.b64decode(answer["input"].removeprefix("data:image/png;base64,"))))
-    assert np.asarray(seen).tolist() == predictor.read(images[0]).pixels[0].tolist()
-    assert answer["activation_map"]["class"] == answer["predictions"][0]["classes"][0]["name"]
-    assert "activation_map" not in server.predict(images[0], "?explain=true&model=boxes").json
 
 
 def json_body(document: object) -> tuple[bytes, str]:
