@@ -1,0 +1,192 @@
+"""The servers that `benchmarks.serve_throughput` compares: how each is started, stopped and asked."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from benchmarks.http_load import Target
+from reconv.models import build_model
+
+START_LIMIT_S = 300
+STOP_LIMIT_S = 10
+LITSERVE = "LitServe"
+RECONV = "reconv serve"
+_SCRIPT = Path(__file__).with_name("litserve_resnet50.py")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """A row of the table: a server with its options."""
+
+    server: str  # LITSERVE or RECONV
+    precision: str
+    options: tuple[str, ...]
+    is_compared: bool = False  # reconv's row with the precision and preprocessing of LitServe's
+
+    @property
+    def label(self) -> str:
+        return (
+            " ".join(self.options).replace("--", "").replace(" max-batch", ", batch").replace(" compile", ", compile")
+        )
+
+
+def cpu_configs() -> list[ServerConfig]:
+    """On two cores: LitServe with one and two workers, without and with batching; reconv in every precision."""
+    litserve = [(1, 1), (2, 1), (1, 8), (2, 4)]
+    return [
+        *(
+            ServerConfig(LITSERVE, "fp32", ("--workers", str(workers), "--max-batch", str(batch)))
+            for workers, batch in litserve
+        ),
+        ServerConfig(RECONV, "fp32", ("--decoder", "pillow"), is_compared=True),
+        ServerConfig(RECONV, "fp32", ()),
+        ServerConfig(RECONV, "fp32", ("--backend", "onnxruntime")),
+        ServerConfig(RECONV, "bf16", ()),
+        ServerConfig(RECONV, "int8", ("--backend", "onnxruntime")),
+    ]
+
+
+def cuda_configs() -> list[ServerConfig]:
+    """On a GPU: LitServe with up to 8 workers, which decode as well, and batches up to 64."""
+    litserve = [("bf16", 1, 64), ("bf16", 4, 32), ("bf16", 8, 16), ("bf16", 12, 16), ("fp32", 8, 16)]
+    return [
+        *(
+            ServerConfig(LITSERVE, precision, ("--workers", str(workers), "--max-batch", str(batch)))
+            for precision, workers, batch in litserve
+        ),
+        ServerConfig(LITSERVE, "bf16", ("--workers", "8", "--max-batch", "16", "--compile")),
+        ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--decoder", "pillow"), is_compared=True),
+        ServerConfig(RECONV, "bf16", ("--max-batch", "64")),
+        ServerConfig(RECONV, "fp32", ("--max-batch", "64", "--decoder", "pillow"), is_compared=True),
+    ]
+
+
+class RunningServer:
+    """A server in a process group of its own; it is stopped (SIGSTOP) while others are measured."""
+
+    def __init__(self, config: ServerConfig, weights: Path, device: str, litserve_python: str, folder: Path) -> None:
+        self.config, self.port = config, _free_port()
+        common = ("--port", str(self.port), "--device", device, "--precision", config.precision)
+        if config.server == LITSERVE:
+            command = (litserve_python, str(_SCRIPT), str(weights), *common, *config.options)
+            self.target = Target(self.port, ("classes", 0, "index"))
+            self._ready_path = "/health"
+        else:
+            command = (sys.executable, "-m", "reconv", "serve", f"resnet50={weights}", "--recipe", "resnet50")
+            command = (*command, *common, *config.options)
+            self.target = Target(self.port, ("predictions", 0, "classes", 0, "index"))
+            self._ready_path = "/v2/health/ready"
+        self.log = folder / f"{self.port}.log"
+        # Each program chooses its own number of threads.
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def wait_until_ready(self) -> str:
+        """Wait for the server; returns why it did not start, or nothing."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                return f"it ended: {_last_line(self.log)}"
+            try:
+                url = f"http://127.0.0.1:{self.port}{self._ready_path}"
+                with urllib.request.urlopen(url, timeout=5) as answer:
+                    if answer.status == 200:
+                        return ""
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        return f"it was not ready within {START_LIMIT_S} s"
+
+    def suspend(self) -> None:
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the whole group; LitServe's children outlive its main process otherwise."""
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            self._signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT_S)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "without a message"
+
+
+def make_images(count: int) -> list[bytes]:
+    """JPEGs of the size and detail of ImageNet's (500 x 375 pixels, about 63 kB): noise of all scales."""
+    random = np.random.default_rng(0)
+    images = []
+    for _ in range(count):
+        total = np.zeros((375, 500, 3), dtype=np.float32)
+        for cells in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            noise = random.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+            scaled = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)
+            total += (np.asarray(scaled, dtype=np.float32) - 127.5) / cells**0.3
+        spread = 127.5 + total * (55 / total.std())
+        buffer = io.BytesIO()
+        Image.fromarray(spread.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=92)
+        images.append(buffer.getvalue())
+    return images
+
+
+def make_weights(images: list[bytes], path: Path) -> None:
+    """Random weights of a ResNet-50 whose statistics fit the images, and whose best class differs between images."""
+    torch.manual_seed(0)
+    model = build_model("resnet50", num_classes=1000)
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    for name, norm in norms.items():
+        # Weak residual branches, as in trained networks: otherwise a random network amplifies the last bit of a pixel.
+        scale = 0.2 if name.endswith("bn3") else 1.0
+        nn.init.uniform_(norm.weight, 0.5 * scale, 1.5 * scale)
+        nn.init.normal_(norm.bias, std=0.1)
+        norm.momentum = None  # the mean over all batches
+    batch = torch.stack([_to_tensor(image) for image in images[:32]])
+    linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        model.train()
+        model(batch)
+        model.eval()
+        logits = model(batch)
+        scale = 3 / (logits - logits.mean(0)).std()
+        linear.weight *= scale
+        linear.bias.copy_((linear.bias - logits.mean(0)) * scale)
+    torch.save(model.state_dict(), path)
+
+
+def _to_tensor(image: bytes) -> torch.Tensor:
+    opened = Image.open(io.BytesIO(image)).resize((341, 256)).crop((58, 16, 282, 240))
+    pixels = torch.from_numpy(np.array(opened)).permute(2, 0, 1).float() / 255
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    return (pixels - mean.view(3, 1, 1)) / std.view(3, 1, 1)
