@@ -103,7 +103,7 @@ class RunningServer:
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                return f"it ended: {_last_line(self.log)}"
+                return f"it ended: {_last_lines(self.log)}"
             try:
                 url = f"http://127.0.0.1:{self.port}{self._ready_path}"
                 with urllib.request.urlopen(url, timeout=5) as answer:
@@ -139,9 +139,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "without a message"
+def _last_lines(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-5:]) or "without a message"
 
 
 def make_images(count: int) -> list[bytes]:
