@@ -29,7 +29,8 @@ ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX_URL=""
 RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /requirements.txt \
         ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} "torch==${TORCH_VERSION}+cpu" \
-    && rm -rf /opt/reconv/lib/python3*/site-packages/torch/include
+    && torch=$(echo /opt/reconv/lib/python3*/site-packages/torch) \
+    && rm -rf "$torch/include" "$torch/test" "$torch"/bin/*test* "$torch"/bin/*Test* "$torch"/bin/protoc*
 
 FROM packages AS packages-cuda
 ARG TORCH_VERSION=2.13.0
