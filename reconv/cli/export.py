@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, model_options, print_line, print_note, trust_or_ask
+from reconv.cli.options import Command, emit_json, json_option, print_line, print_note, trust_or_ask, weights_options
 
 if TYPE_CHECKING:
     from reconv.api import ExportResult
@@ -35,7 +35,7 @@ TARGETS = ("onnx", "openvino", "torch-export", "aoti", "safetensors", "torchvisi
     help="int8: refuse a larger loss of accuracy or mAP, in percentage points.",
 )
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
-@model_options
+@weights_options
 @json_option
 def export(
     run: str,
@@ -51,7 +51,6 @@ def export(
     calibration: str | None,
     max_drop: float,
     force: bool,
-    device: str,
     weights: str | None,
     best: bool,
     recipe: str | None,

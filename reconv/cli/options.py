@@ -181,8 +181,8 @@ def _ask_for_trust(sources: Sequence[CodeSource]) -> bool:
     return click.confirm("Import it?", default=False, err=True)
 
 
-def model_options(command: CommandFunction) -> CommandFunction:
-    """The options that choose the weights of RUN and the device they run on."""
+def weights_options(command: CommandFunction) -> CommandFunction:
+    """The options that choose the weights of RUN."""
     for option in (
         click.option(
             "--recipe",
@@ -195,10 +195,15 @@ def model_options(command: CommandFunction) -> CommandFunction:
         click.option("--raw", "weights", flag_value="raw", help="Use the weights as trained."),
         click.option("--ema", "weights", flag_value="ema", help="Use the EMA weights (the default if there are any)."),
         click.option("--averaged", "weights", flag_value="averaged", help="Use the average of the run's checkpoints."),
-        click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP),
     ):
         command = option(command)
     return command
+
+
+def model_options(command: CommandFunction) -> CommandFunction:
+    """The options that choose the weights of RUN and the device they run on."""
+    device = click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
+    return device(weights_options(command))
 
 
 def backend_options(command: CommandFunction) -> CommandFunction:

@@ -78,6 +78,8 @@ def export(
     target, options = find_target(to), ExportOptions(opset, int8, nms)
     target.check_packages()
     _check_options(target, options)
+    if images is not None and data is not None:
+        raise UsageError("--images and --data cannot be combined", then="omit one of them")
     located = find_model(run, best, log)
     predictor = Predictor.from_located(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model

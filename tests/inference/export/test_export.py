@@ -21,8 +21,9 @@ from PIL import Image
 import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import read_identity
-from reconv.errors import DataError, ExportError, UsageError
+from reconv.errors import DataError, ExportError, RunLockedError, UsageError
 from reconv.inference.export import export_run
+from reconv.inference.export.export_folder import ExportFolder
 from reconv.inference.export.export_run import ExportResult
 
 
@@ -111,6 +112,22 @@ def test_a_model_that_differs_is_not_written(classifier: Path, tmp_path: Path, m
     assert "prepares" in caught.value.why and "test image" in caught.value.why
     assert [path.name for path in tmp_path.iterdir()] == ["out.refused.json"]
     assert not json.loads((tmp_path / "out.refused.json").read_text())["passed"]
+
+
+def test_an_export_that_is_being_written_is_not_written_by_another(classifier: Path, tmp_path: Path) -> None:
+    folder = ExportFolder(tmp_path / "out", replace=False)
+    with folder.staged(), pytest.raises(RunLockedError, match="written by another process"):
+        reconv.export(classifier, to="safetensors", out=tmp_path / "out", samples=10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_export_survives_a_kill_while_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".out.replaced").mkdir()
+    (tmp_path / ".out.replaced" / "model.onnx").write_text("earlier")
+    with pytest.raises(KeyboardInterrupt), ExportFolder(tmp_path / "out", replace=True).staged():
+        raise KeyboardInterrupt
+    assert (tmp_path / "out" / "model.onnx").read_text() == "earlier"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_killed_export_leaves_no_folder_and_the_next_one_removes_its_remains(
