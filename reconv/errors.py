@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     DATA = 3
     CHECKPOINT = 4  # a checkpoint or weights file is missing, corrupt or of another model
     DIVERGED = 5
-    RESOURCES = 6  # out of memory or disk space, or a directory that cannot be written
+    RESOURCES = 6  # out of memory or disk space, or the system refuses to read or write a file
     RANK_LOST = 7
     RUN_LOCKED = 8  # another process is using the run directory
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run
@@ -86,8 +86,20 @@ class DataError(ReconvError):
     code = ExitCode.DATA
 
 
+class UnreadableDataError(DataError):
+    """The system refuses to read a file of the data: no image is bad, so it is never left out instead."""
+
+    code = ExitCode.RESOURCES
+
+
 class CheckpointError(ReconvError):
     code = ExitCode.CHECKPOINT
+
+
+class UnreadableRunError(CheckpointError):
+    """The system refuses to read a file of a run: whether it is damaged is not known."""
+
+    code = ExitCode.RESOURCES
 
 
 class DivergedError(ReconvError):

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from reconv.checkpoint.manifest import damaged
+from reconv.checkpoint.manifest import damaged, unreadable
 from reconv.io.atomic import FileSystem, disk_errors, write_atomic
+from reconv.io.transient import read_bytes
 
 if TYPE_CHECKING:
     from reconv.checkpoint.run_dir import RunDir
@@ -49,12 +50,14 @@ def best_in_state(state: Mapping[str, Any]) -> BestCheckpoint | None:
 def read_best(run: RunDir) -> BestCheckpoint | None:
     """The content of `best.json`, if any."""
     try:
-        content = json.loads(run.best.read_bytes())
+        content = json.loads(read_bytes(run.best))
         return BestCheckpoint(
             int(content["step"]), str(content["metric"]), float(content["value"]), str(content["weights"])
         )
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise unreadable(run.best, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(run.best, f"is damaged: {type(error).__name__}: {error}") from error
 

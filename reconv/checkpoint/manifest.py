@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from reconv import __version__
-from reconv.errors import CheckpointError
+from reconv.errors import CheckpointError, UnreadableRunError
 from reconv.io.atomic import FileSystem
+from reconv.io.transient import is_machine_fault, retry_transient
 
 NAME = "manifest.json"
 FORMAT = 2  # 2: run_id and recipe_digest
@@ -94,15 +95,21 @@ def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
     files = files or FileSystem()
     manifest = verify_sizes(folder, files)
     for name, entry in manifest.files.items():
-        digest = hashlib.sha256()
+        path = folder / name
         try:
-            with files.open(folder / name) as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+            found = retry_transient(lambda path=path: _sha256(path, files), path)  # type: ignore[misc]
         except OSError as error:
-            raise unreadable(folder / name, error) from error
-        _check_sha256(folder / name, digest.hexdigest(), entry)
+            raise unreadable(path, error) from error
+        _check_sha256(path, found, entry)
     return manifest
+
+
+def _sha256(path: Path, files: FileSystem) -> str:
+    digest = hashlib.sha256()
+    with files.open(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
@@ -159,15 +166,19 @@ def _other_format(path: Path, found: object) -> CheckpointError:
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """The error for a file that cannot be read."""
-    return CheckpointError(
+    kind = UnreadableRunError if is_machine_fault(error) else CheckpointError
+    return kind(
         f"{path.name} cannot be read: {error.strerror or error}", where=str(path), then=f"ls -l '{path.parent}'"
     )
 
 
 def _bytes(path: Path, files: FileSystem) -> bytes:
-    try:
+    def read() -> bytes:
         with files.open(path) as file:
             return file.read()
+
+    try:
+        return retry_transient(read, path)
     except FileNotFoundError as error:
         raise damaged(path, "is missing") from error
     except OSError as error:

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 
 from reconv.errors import ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import FileSystem, disk_errors
+from reconv.io.transient import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class RunDir:
     def is_finished(self) -> bool:
         """Whether the run has finished: exit code 0, and all steps done or stopped early."""
         try:
-            summary: Any = json.loads(self.summary.read_bytes())
+            summary: Any = json.loads(read_bytes(self.summary))
         except (FileNotFoundError, ValueError):
             return False
         if not isinstance(summary, dict) or summary.get("exit_code") != 0:
@@ -167,8 +169,9 @@ class RunLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, path)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            with disk_errors(path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         except BaseException:
             os.close(descriptor)
             raise
@@ -180,7 +183,8 @@ class RunLock:
         # In a forked child the descriptor is already closed, and its number may belong to another file.
         if self._descriptor is not None and self._descriptor in _held:
             _held.remove(self._descriptor)
-            os.close(self._descriptor)
+            with suppress(OSError):  # of the file's content, which nobody needs any more; the lock is released
+                os.close(self._descriptor)
         self._descriptor = None
 
     def __enter__(self) -> RunLock:

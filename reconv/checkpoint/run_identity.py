@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reconv import __version__
+from reconv.checkpoint.manifest import unreadable
 from reconv.errors import CheckpointError
 from reconv.io.atomic import FileSystem, disk_errors, write_atomic
+from reconv.io.transient import read_bytes
 
 if TYPE_CHECKING:
     from reconv.checkpoint.run_dir import RunDir
@@ -45,7 +47,7 @@ class RunIdentity:
 def read_identity(run: RunDir) -> RunIdentity:
     """The content of `run.json`; raises `CheckpointError` if there is none."""
     try:
-        content = json.loads(run.identity.read_bytes())
+        content = json.loads(read_bytes(run.identity))
         if content["format"] != FORMAT:
             raise _unusable(run, f"it has format {content['format']}, and Reconv {__version__} reads format {FORMAT}")
         run_id, digests = content["run_id"], content["recipe_digests"]
@@ -56,7 +58,7 @@ def read_identity(run: RunDir) -> RunIdentity:
         why = f"it was deleted, or the run was started by a version of Reconv that wrote none; this is {__version__}"
         raise _unusable(run, why) from error
     except OSError as error:
-        raise _unusable(run, error.strerror or str(error)) from error
+        raise unreadable(run.identity, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise _unusable(run, f"it is damaged: {type(error).__name__}: {error}") from error
 

@@ -29,8 +29,9 @@ from reconv.checkpoint.manifest import FileEntry, Manifest
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.weights_metadata import with_header
-from reconv.errors import CheckpointError
+from reconv.errors import CheckpointError, UnreadableRunError
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
+from reconv.io.transient import retry_transient
 
 STATE = "state.json"
 SUFFIX = ".safetensors"
@@ -104,7 +105,8 @@ class CheckpointStore:
         """
         temporary = self._hidden("tmp", step)
         final = self.folder / folder_name(step)
-        try:
+
+        def write() -> Manifest:
             if not self.folder.exists():
                 self.files.makedirs(self.folder)
                 self.files.fsync_dir(self.folder.parent)
@@ -112,6 +114,10 @@ class CheckpointStore:
             self._check_space(parts)
             manifest = self._write(temporary, step, parts, state, headers or {})
             self._publish(temporary, final, step)
+            return manifest
+
+        try:
+            manifest = retry_transient(write, final)  # into a new folder: after a failed fsync data may be lost
         except OSError as error:
             failure = disk_error(final, error, fs=self.files)
             with suppress(OSError):  # else the next save removes it
@@ -120,10 +126,12 @@ class CheckpointStore:
         return SavedCheckpoint(final, manifest.num_bytes)
 
     def newest(self) -> NewestCheckpoint:
-        """The newest checkpoint that passes the full check, and which newer ones are damaged.
+        """The newest checkpoint that passes the full check, and which newer ones are damaged or cannot be read.
 
-        Raises `MisplacedCheckpointError` if the newest one is another run's.
+        Raises `MisplacedCheckpointError` if the newest one is another run's, and `UnreadableRunError` if none is valid
+        and one cannot be read.
         """
+        refusal: UnreadableRunError | None = None
         for _ in range(NUM_TRIES):
             skipped: list[tuple[Path, str]] = []
             for _, path in self._candidates():
@@ -135,10 +143,13 @@ class CheckpointStore:
                     if not path.exists():
                         break  # retention has deleted it since the folder was listed: list it again
                     skipped.append((path, error.what))
+                    refusal = refusal or (error if isinstance(error, UnreadableRunError) else None)
                 else:
                     return NewestCheckpoint(path, tuple(skipped))
             else:
                 break
+        if refusal is not None:
+            raise refusal
         return NewestCheckpoint(None, tuple(skipped))
 
     def verify(self, path: Path, *, full: bool = True) -> Manifest:
@@ -230,6 +241,8 @@ class CheckpointStore:
     def _is_valid(self, path: Path, *, full: bool) -> bool:
         try:
             self.verify(path, full=full)
+        except UnreadableRunError:
+            raise  # nothing is deleted because a disk is out of order
         except CheckpointError:
             return False
         return True
@@ -239,6 +252,8 @@ class CheckpointStore:
             check_place(path, manifests.read(path, self.files), self.identity)
         except MisplacedCheckpointError:
             return True
+        except UnreadableRunError:
+            raise
         except CheckpointError:
             return False
         return False

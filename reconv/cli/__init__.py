@@ -6,7 +6,6 @@ Commands import the rest of the package only when they run, so `--help` imports 
 from __future__ import annotations
 
 import atexit
-import errno
 import io
 import os
 import sys
@@ -36,8 +35,6 @@ from reconv.io.stop_signals import ignore_stop_signals
 from reconv.printable import printable, printable_lines
 
 __all__ = ["main"]
-
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -112,11 +109,10 @@ def _run(args: list[str]) -> int:
         if _is_out_of_memory(error):
             _print_error("Out of memory\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
-        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-            _print_error(
-                f"Cannot write: {printable(str(error))}\n  next:  free disk space, or choose another folder with --out",
-                debug,
-            )
+        if isinstance(error, OSError) and error.errno is not None:
+            from reconv.io.atomic import system_error
+
+            _print_error(str(system_error(error)), debug)
             return ExitCode.RESOURCES
         return _unexpected(error, debug)
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
-from reconv.io.atomic import write_atomic
+from reconv.io.atomic import system_error, write_atomic
 from reconv.machine import process_state
 
 if TYPE_CHECKING:
@@ -350,6 +350,10 @@ def report_failures(process_group: ProcessGroup) -> Iterator[None]:
         cause = process_group.diagnose(error)
         if cause is not None:
             raise cause from error
+        if isinstance(error, OSError) and error.errno is not None:
+            refused = system_error(error)
+            refused.is_reported = process_group.report_failure(refused)
+            raise refused from error
         own = ReconvError(f"unexpected {type(error).__name__}: {error}")
         if process_group.report_failure(own):
             raise RemoteRankError.of(own, is_reported=True) from error

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from reconv.errors import ResourceError
+from reconv.io.transient import naming, open_regular, retry_transient
 
 _CHUNK_BYTES = 8 << 20
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_A_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 _OTHER_FOLDER = "choose another folder with --out DIR"
@@ -68,7 +70,7 @@ class FileSystem:
 
     def open(self, path: Path) -> io.BufferedReader:
         """Open a file for reading."""
-        return path.open("rb")
+        return open_regular(path)
 
     def listdir(self, path: Path) -> list[str]:
         """The sorted names in a folder."""
@@ -77,31 +79,36 @@ class FileSystem:
 
 def fsync_dir(path: Path) -> None:
     """Wait until a folder's entries are on disk, so that a rename survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder and return EINVAL; their renames are synchronous.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network file systems cannot sync a folder and return EINVAL; their renames are synchronous.
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def write_atomic(path: Path, content: bytes | str, fs: FileSystem | None = None) -> None:
     """Create or replace a file: readers, and a crash at any moment, see the old content or the new one.
 
     Text is written as UTF-8. Bytes of file names that are not UTF-8 are escaped; JSON reads the escapes back as they
-    were. Raises OSError and leaves no temporary file.
+    were. Errors of a network disk that may pass are waited for. Raises OSError and leaves no temporary file.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     fs = fs or FileSystem()
-    try:
-        _write_renamed(path, data, fs)
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise
-        _write_renamed(path, data, fs)  # another process took the temporary file for one of a killed process
+
+    def write() -> None:
+        try:
+            _write_renamed(path, data, fs)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            _write_renamed(path, data, fs)  # another process took the temporary file for one of a killed process
+
+    retry_transient(write, path)  # a new file each time: after a failed fsync the old one may have lost data
 
 
 def _write_renamed(path: Path, data: bytes, fs: FileSystem) -> None:
@@ -128,7 +135,7 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
 
     `temporary` is where the bytes go meanwhile, on the same file system; by default a hidden file beside `path`.
     """
-    with _renamed_on_success(path, temporary, FileSystem()) as unfinished, unfinished.open("wb") as file:
+    with naming(path), _renamed_on_success(path, temporary, FileSystem()) as unfinished, unfinished.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -136,7 +143,7 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
 
 def write_synced(path: Path, data: bytes, fs: FileSystem) -> None:
     """Write a file in place and wait until it is on disk."""
-    with fs.create(path) as file:
+    with naming(path), fs.create(path) as file:
         rest = memoryview(data)
         while rest:
             rest = rest[fs.write(file, rest[:_CHUNK_BYTES]) :]
@@ -194,6 +201,21 @@ def disk_error(
         where=str(path),
         why=f"{reason} ({errno.errorcode.get(error.errno or 0, 'no error code')})",
         then=f"check the disk (dmesg, mount), or {otherwise}",
+    )
+
+
+def system_error(error: OSError, folder: Path | None = None) -> ResourceError:
+    """The error for whatever the system has refused; `folder` is named if the error names no file."""
+    name = error.filename if isinstance(error.filename, str | bytes | os.PathLike) else None
+    path = folder if name is None else Path(os.fsdecode(name))
+    if path is not None and error.errno in _DISK_FULL | _NOT_PERMITTED:
+        return disk_error(path, error)
+    limit = "; raise the limit of open files: ulimit -n 8192" if error.errno in _TOO_MANY_FILES else ""
+    return ResourceError(
+        "the system refused to read or write a file",
+        where="" if path is None else str(path),
+        why=f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'no error code')})",
+        then=f"check the disk (dmesg, mount, df), then run the same command again{limit}",
     )
 
 

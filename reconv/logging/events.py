@@ -6,16 +6,19 @@ number kept: reading raises no error. A step that was logged by two attempts cou
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from reconv.errors import CheckpointError, UsageError
+from reconv.errors import CheckpointError, UnreadableRunError, UsageError
+from reconv.io.transient import is_machine_fault, naming, retry_transient
 from reconv.logging.json_lines import (
     CHECKSUM,
     MAX_FILE_BYTES,
@@ -263,8 +266,9 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._end = self._repair()
+        with naming(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._end = self._repair()
 
     def write(self, event: Event) -> Event:
         """Append the event with the current time, and return it as written."""
@@ -273,25 +277,33 @@ class EventLog:
         if len(line) > MAX_LINE_BYTES:
             text = f"an event of kind {event.kind} is too long for events.jsonl ({len(line):,} bytes) and was left out"
             line = _line(LogMessage("warning", text, time_s=stamped.time_s))
+        with naming(self._path):
+            retry_transient(lambda: self._append(line), self._path)
+            if isinstance(event, AttemptStarted | CheckpointSaved | RunEnded):
+                os.fsync(self._file)
+        return stamped
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line, or nothing."""
         try:
             written = os.write(self._file, line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            os.ftruncate(self._file, self._end)
+            with suppress(OSError):  # else the checksum tells that the line is incomplete
+                os.ftruncate(self._file, self._end)
             raise
-        if written != len(line):  # the disk is full
-            os.ftruncate(self._file, self._end)
-            raise OSError(28, os.strerror(28), str(self._path))
         self._end += len(line)
-        if isinstance(event, AttemptStarted | CheckpointSaved | RunEnded):
-            os.fsync(self._file)
-        return stamped
 
     def close(self) -> None:
         """Flush to disk and close the file. Can be called twice."""
         if self._file >= 0:
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = -1
+            descriptor, self._file = self._file, -1
+            with naming(self._path):
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def __enter__(self) -> EventLog:
         return self
@@ -299,7 +311,12 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except OSError as close_error:
+            if error is None:
+                raise
+            error.add_note(f"events.jsonl could not be closed: {close_error}")  # the error that ends the run is shown
 
     def _repair(self) -> int:
         """Remove a last line that a killed process left incomplete, and return the length of the file."""
@@ -379,17 +396,22 @@ def _left_out(numbers: Sequence[int], why: str) -> str:
 
 def read_event_file(path: Path) -> EventFile:
     """The events of a file, and what could not be read or verified."""
-    file = EventFile()
-    try:
+
+    def read() -> EventFile:
+        file = EventFile()
         for line in read_lines(path):
             file.add(line)
+        return file
+
+    try:
+        return retry_transient(read, path)
     except FileNotFoundError:
         raise UsageError(
             "this is not a run directory", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
         ) from None
     except OSError as error:
-        raise CheckpointError("the event log of this run cannot be read", where=str(path), why=str(error)) from error
-    return file
+        kind = UnreadableRunError if is_machine_fault(error) else CheckpointError
+        raise kind("the event log of this run cannot be read", where=str(path), why=str(error)) from error
 
 
 def read_events(path: Path) -> list[Event]:

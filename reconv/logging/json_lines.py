@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
+from reconv.io.transient import naming, open_regular
+
 MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 4_000_000
 MAX_FILE_BYTES = 1 << 30
@@ -40,7 +42,7 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file that are not blank; those beyond the limits as one without content."""
     num_bytes = 0
-    with path.open("rb") as file:
+    with naming(path), open_regular(path) as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from reconv.checkpoint.run_dir import RunDir
+from reconv.io.atomic import disk_error
 from reconv.logging.console import EventHandler, make_console
 from reconv.logging.events import Event, EventLog, LogMessage
 from reconv.logging.exporters import ExporterSet
@@ -16,12 +18,14 @@ from reconv.report.summary import read_summary
 class RunLogger:
     """Passes every event of a run to its observers; a logger without observers discards them.
 
-    With an event log, events are written there first and observers get them with their timestamp.
+    With an event log, events are written there first and observers get them with their timestamp. A log that cannot be
+    written is no reason to stop in the middle of a step: `failure` keeps the error, for those who can save first.
     """
 
     def __init__(self, *observers: Callable[[Event], None], event_log: EventLog | None = None) -> None:
         self._observers = list(observers)
         self._event_log = event_log
+        self.failure: OSError | None = None  # the first error of the event log
 
     def subscribe(self, observer: Callable[[Event], None]) -> None:
         """Call `observer` with every event from now on, after the observers that are already there."""
@@ -29,9 +33,17 @@ class RunLogger:
 
     def log(self, event: Event) -> None:
         if self._event_log is not None:
-            event = self._event_log.write(event)
+            try:
+                event = self._event_log.write(event)
+            except OSError as error:
+                self.failure = self.failure or error
         for observer in self._observers:
             observer(event)
+
+    def check(self) -> None:
+        """Raise the error of the event log, if there was one."""
+        if self.failure is not None:
+            raise disk_error(Path(self.failure.filename), self.failure) from self.failure
 
     def info(self, text: str, step: int = 0) -> None:
         self.log(LogMessage("info", text, step))

@@ -21,6 +21,8 @@ from pydantic_core import ErrorDetails
 
 from reconv.custom_code import anchor, is_file_path
 from reconv.errors import RecipeError, one_of
+from reconv.io.atomic import system_error
+from reconv.io.transient import is_machine_fault, read_bytes
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
 from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
@@ -237,8 +239,10 @@ def _read_preset(path: Path, shown: str) -> _Layer:
 
 def _read_layer(path: Path, shown: str) -> _Layer:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = (path.read_bytes() if path.is_fifo() else read_bytes(path)).decode("utf-8-sig")  # a pipe of the shell
     except OSError as error:
+        if is_machine_fault(error):
+            raise system_error(error) from error
         raise RecipeError(f"cannot read the recipe: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.io.atomic import write_atomic
+from reconv.io.transient import naming, read_text
 
 EVALUATIONS_FILE = "evaluations.csv"
 # The analyses of the last evaluation and their versions; a file of another version is ignored.
@@ -40,7 +41,7 @@ def read_scores(run_dir: Path) -> list[CheckpointScore]:
     file = run_dir / EVALUATIONS_FILE
     if not file.exists():
         return []
-    with file.open(newline="", encoding="utf-8") as lines:
+    with naming(file), file.open(newline="", encoding="utf-8") as lines:
         return [
             CheckpointScore(
                 int(row["step"]),
@@ -89,7 +90,7 @@ def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None
 def _read_analysis(file: Path, version: int) -> Mapping[str, Any] | None:
     if not file.exists():
         return None
-    analysis: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    analysis: Mapping[str, Any] = json.loads(read_text(file))
     return analysis if analysis.get("version") == version else None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reconv.errors import RecipeError
+from reconv.io.transient import read_text
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -156,7 +157,7 @@ def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
         return "", {}
     from reconv.recipe import yaml_document
 
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     document = yaml_document.read(text)
     if document.broken:
         problem = document.problems[0]

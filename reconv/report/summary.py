@@ -10,6 +10,7 @@ from typing import Any
 
 from reconv.errors import ExitCode
 from reconv.io.atomic import write_atomic
+from reconv.io.transient import read_text
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
@@ -33,7 +34,7 @@ def write_summary(run_dir: Path) -> dict[str, Any]:
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """The content of a run's `summary.json`."""
-    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    summary: dict[str, Any] = json.loads(read_text(run_dir / "summary.json"))
     return summary
 
 

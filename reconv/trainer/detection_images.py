@@ -13,6 +13,7 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import evenly_spaced
 from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_boxes
 from reconv.data.pipeline.detection_pipeline import decode_annotated
+from reconv.io.atomic import atomic_writer
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.detection_matches import ImageDetections, MatchOutcomes, match_detections
@@ -62,7 +63,8 @@ def log_detection_images(
         return
     tiles = [_draw_pair(checked, dataset) for checked in chosen]
     run_dir.images.mkdir(parents=True, exist_ok=True)
-    _sheet(tiles).save(run_dir.images / "detections.png", optimize=True)
+    with atomic_writer(run_dir.images / "detections.png") as file:
+        _sheet(tiles).save(file, "PNG", optimize=True)
     captions = tuple(_detection_caption(checked, dataset) for checked in chosen)
     path = f"{run_dir.images.name}/detections.png"
     logger.log(ImageLogged(DETECTION_TITLE, path, captions, step, DETECTION_COLUMNS, note=DETECTION_NOTE))

@@ -18,6 +18,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import select
 from reconv.data.transforms.device_transforms import denormalize
+from reconv.io.atomic import write_atomic
 from reconv.logging.events import ImageLogged
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.multilabel_metrics import MultilabelMetrics
@@ -146,7 +147,7 @@ class ReportImages(TrainerCallback):
         """Write a grid of images to the run directory and log it for the report."""
         folder = self.run.run_dir.images
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(grid(images, columns))
+        write_atomic(folder / name, grid(images, columns))
         self.run.logger.log(ImageLogged(title, f"{folder.name}/{name}", captions, step, columns, note=note))
 
 

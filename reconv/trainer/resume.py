@@ -23,6 +23,7 @@ from reconv.checkpoint.store import LoadedCheckpoint, open_store
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
 from reconv.io.atomic import write_atomic
+from reconv.io.transient import read_text
 from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
 from reconv.logging.formatting import resume_command
 from reconv.printable import printable_lines
@@ -214,7 +215,7 @@ def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
 
 def check_recipe_unchanged(run_dir: RunDir) -> None:
     """Raise if `recipe.yaml` of a run was edited in fields that determine the result."""
-    if recipe_digest(run_dir.recipe.read_text(encoding="utf-8")) in read_identity(run_dir).recipe_digests:
+    if recipe_digest(read_text(run_dir.recipe)) in read_identity(run_dir).recipe_digests:
         return
     raise RecipeError(
         "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run_dir)]),
@@ -269,7 +270,7 @@ def find_restore_point(run_dir: RunDir) -> RestorePoint:
 
 def _no_checkpoint_note(run_dir: RunDir) -> str:
     """The note for a run that was ended before its first checkpoint; raises if its checkpoints are gone."""
-    events = read_events(run_dir.events)
+    events = read_events(run_dir.events) if run_dir.events.exists() else []  # the run had just begun
     saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
     if saved:
         raise CheckpointError(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
-from reconv.errors import ExitCode, ReconvError
+from reconv.errors import ExitCode, ReconvError, UnreadableRunError
+from reconv.io.atomic import system_error
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
 from reconv.logging.run_logger import RunLogger
@@ -49,6 +50,7 @@ class RunFinalizer:
                 yield
         finally:
             self.log_end()
+        self._run.process_group.on_rank0(self._logger.check)  # of the event log, if the end could not be written
         path = self._run_dir.path
         summary = self._run.process_group.on_rank0(lambda: read_summary(path))
         self.result = RunResult(path, summary, int(self.exit_code))
@@ -72,6 +74,10 @@ class RunFinalizer:
             if is_out_of_memory(error):
                 self.exit_code, self.reason = ExitCode.RESOURCES, "out of memory"
                 raise out_of_memory_error(self._run) from error
+            if isinstance(error, OSError) and error.errno is not None:
+                refused = system_error(error, self._run_dir.path)
+                self.exit_code, self.reason = refused.code, refused.what
+                raise refused from error
             raise
         self.exit_code, self.reason = ExitCode.OK, "finished"
         trainer = self.trainer
@@ -115,12 +121,12 @@ class RunFinalizer:
 
 
 def _write_results(run_dir: RunDir) -> None:
-    """Write the summary and the report; a full disk must not hide the error that ended the run."""
+    """Write the summary and the report; a failing disk must not hide the error that ended the run."""
     error = sys.exc_info()[1]
     try:
         write_summary(run_dir.path)
         write_report(run_dir.path)
-    except OSError as write_error:
+    except (OSError, UnreadableRunError) as write_error:
         if error is None:
             raise
         error.add_note(f"the summary and report could not be written: {write_error}")

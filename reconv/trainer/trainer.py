@@ -75,6 +75,7 @@ class Trainer:
     def _fit(self) -> None:
         for callback in self.callbacks:
             callback.on_fit_start(self)
+        self.process_group.on_rank0(self.logger.check)
         self.checkpointer.complete_last_save(self.counters)
         self._run_missed_evaluation()
         for micro_batches in self._batches():
@@ -98,6 +99,7 @@ class Trainer:
         self.checkpointer.complete_last_save(self.counters)
         for callback in self.callbacks:
             callback.on_fit_end(self)
+        self.process_group.on_rank0(self.logger.check)
 
     def _batches(self) -> Iterator[Sequence[Batch]]:
         """The micro-batches of every step until the end, or until a callback stops the run."""
@@ -184,13 +186,26 @@ class Trainer:
     def _exit_if_requested(self) -> None:
         """Exit if any rank has received a stop signal; ranks may receive it at different steps."""
         number = self.stop_signal.signal_number or 0
-        flags = [number, self.checkpointer.is_time_to_save(), self.stop_after.time_is_up()]
-        signum, save_due, time_is_up = self.process_group.all_reduce_max(flags)
+        flags = [
+            number,
+            self.checkpointer.is_time_to_save(),
+            self.stop_after.time_is_up(),
+            self.logger.failure is not None,
+        ]
+        signum, save_due, time_is_up, log_failed = self.process_group.all_reduce_max(flags)
         self.checkpointer.set_time_to_save(bool(save_due))
+        if log_failed:
+            self._exit_without_log()
         is_last = self.counters.step == self.plan.total_steps
         if self._evaluation_is_due() or (signum and not is_last):
             self._exit(number or signum)
         self.is_paused = not is_last and bool(time_is_up or self.stop_after.is_reached(self.counters.step))
+
+    def _exit_without_log(self) -> None:
+        """Save a checkpoint, where that is still possible, and end the run with the error of the event log."""
+        if self.plan.save is not None:
+            self._pause()
+        self.process_group.on_rank0(self.logger.check)
 
     def _pause(self) -> None:
         """Save a checkpoint, unless this step has one; the run can be resumed."""

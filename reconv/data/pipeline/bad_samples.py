@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reconv.data.dataset import LabelError, Split
-from reconv.errors import DataError
+from reconv.errors import DataError, UnreadableDataError
 from reconv.random import hash_array, key
 
 TOLERATE = "to leave out up to 10 such images: --set 'data.bad_images=skip up to 10'"
@@ -70,6 +70,8 @@ class BadSamples:
 
     def add(self, split: Split, index: int, step: int, error: DataError) -> None:
         """Leave a sample out from now on; raises once there are more than the limit, here or in `sync`."""
+        if isinstance(error, UnreadableDataError):
+            raise error
         if not self.tolerated:
             raise self.explain(error)
         if index in self._known[split]:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from reconv.errors import DataError
+from reconv.errors import DataError, UnreadableDataError
+from reconv.io.transient import is_machine_fault, retry_transient
 
 # Access to a mapped file that is truncated or lost on a server kills the process with SIGBUS; a read gives an error.
 _REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
@@ -126,21 +127,25 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     """The file's bytes from `start`, `length` of them or all to the end."""
     try:
-        descriptor, size = _open_file(path)
-        try:
-            if start:
-                os.lseek(descriptor, start, os.SEEK_SET)
-            if length is None and size == 0:  # some file systems report no size before the file is read
-                data = _read_to_end(descriptor)
-            else:  # never allocate more than the file has, whatever a damaged index asks for
-                data = _read_exactly(descriptor, size - start if length is None else min(length, size or length))
-        finally:
-            os.close(descriptor)
+        data = retry_transient(lambda: _read(path, start, length), path)
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
         raise _truncated(path, len(data), length, start)
     return data
+
+
+def _read(path: str | Path, start: int, length: int | None) -> bytes:
+    descriptor, size = _open_file(path)
+    try:
+        if start:
+            os.lseek(descriptor, start, os.SEEK_SET)
+        if length is None and size == 0:  # some file systems report no size before the file is read
+            return _read_to_end(descriptor)
+        # Never allocate more than the file has, whatever a damaged index asks for.
+        return _read_exactly(descriptor, size - start if length is None else min(length, size or length))
+    finally:
+        os.close(descriptor)
 
 
 def read_file_or_pipe(path: str | Path) -> bytes:
@@ -247,11 +252,12 @@ def listing(folder: str | Path) -> tuple[list[str], list[str]]:
 
 
 def unreadable(path: str | Path, error: OSError) -> DataError:
-    """The error for a file or folder that cannot be read."""
+    """The error for a file or folder that cannot be read; one that the system refuses to read is not a bad one."""
     then = "check that it exists and that you may read it"
     if error.errno == errno.EMFILE:
         then = "raise the limit of open files: ulimit -n 8192"
-    return DataError(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
+    kind = UnreadableDataError if is_machine_fault(error) else DataError
+    return kind(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
 
 
 def _open_file(path: str | Path) -> tuple[int, int]:
