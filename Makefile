@@ -15,7 +15,7 @@ BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
 DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -27,6 +27,8 @@ help:
 	@echo "make external  the tests against third-party programs; each names what to install"
 	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
 	@echo "make fuzz    a million mutated files for that decoder, under sanitizers"
+	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; up to 40 minutes"
+	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 train: $(BASE)
@@ -76,6 +78,14 @@ native: $(FULL)
 
 fuzz:
 	csrc/fuzz/run
+
+SOAK_MINUTES ?= 60
+
+faults: $(FULL)
+	$(BIN)/python tests/faults/matrix --workers $(CORES) --soak-minutes 2 --markdown docs/results/faults.md $(ARGS)
+
+soak: $(FULL)
+	$(BIN)/python tests/faults/matrix --workers $(CORES) --classes soak --soak-minutes $(SOAK_MINUTES) $(ARGS)
 
 clean:
 	rm -f reconv/data/decode/_jpeg.so

@@ -60,6 +60,7 @@ def stderr_of(folder: Path, rank: int) -> str:
     return Path(f"{folder}-{rank}.txt").read_text()
 
 
+@pytest.mark.slow  # `make faults` has more of these, without a look at the message
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_survivors_exit_with_code_7_and_name_the_lost_rank_its_phase_and_stack(number: signal.Signals) -> None:
     folder = Path.cwd() / "lost"
