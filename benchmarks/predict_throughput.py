@@ -51,7 +51,7 @@ def generated_files(count: int) -> list[bytes]:
             small = random.normal(0, strength, (scale, scale, 3)).clip(-255, 255)
             layers = [Image.fromarray(small[..., channel].astype(np.float32)) for channel in range(3)]
             layers = [layer.resize((width, height), Image.Resampling.BICUBIC) for layer in layers]
-            pixels += np.stack(layers, axis=2)
+            pixels += np.stack([np.asarray(layer) for layer in layers], axis=2)
         pixels += random.normal(0, 16, pixels.shape)
         file = io.BytesIO()
         Image.fromarray((pixels + 118).clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=88)
@@ -88,7 +88,7 @@ def note(text: str) -> None:
 
 def plain_loop(predictor: Predictor, batch: int, device: str, threads: int = 0, network: Any = None) -> Way:
     """What one writes by hand: Pillow, a float tensor per image, the network, softmax and topk; batch after batch."""
-    preprocess, model = predictor.recipe.data.preprocess, network or predictor.module
+    preprocess, model = predictor.recipe.data.preprocess, predictor.module if network is None else network
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     pool = ThreadPoolExecutor(threads) if threads else None
 
@@ -160,9 +160,9 @@ def cpu_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
 def cuda_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
     eager = open_predictor(path, device="cuda", backend="eager", decoder="pillow")
     cores = usable_cores(Machine())
-    model = eager.module.to(torch.bfloat16).to(memory_format=torch.channels_last)
-    compiled = torch.compile(model, mode="reduce-overhead")
-    compiled.parameters = model.parameters
+    model = eager.module.to(torch.bfloat16)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    compiled = torch.compile(model)  # not reduce-overhead: its CUDA graphs and ours in one process have failed
     yield f"torch.compile bf16, Pillow in {cores} threads", plain_loop(eager, batch, "cuda", cores, compiled)
     for name, options in (
         ("Predictor, default", {}),

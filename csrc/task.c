@@ -1,4 +1,5 @@
-/* The files of a task in two calls: read them all, then crop each. Python releases the GIL once per call, not per image.
+/* The files of a task in two calls: read them all (or take them from memory), then crop each. Python releases the GIL
+ * once per call, not per image.
  *
  * Nothing outside the given arrays is written. A file that cannot be read whole counts as empty; the caller reports why.
  */
@@ -52,5 +53,27 @@ EXPORT void reconv_jpeg_crops(
         is_done[i] = reconv_jpeg_crop(
                          buffer + start, (size_t)(ends[i] - start), box[0], box[1], box[2], box[3], 1, row, size, size,
                          0, is_antialiased, filter, 1) == JPEG_DONE;
+    }
+}
+
+/* Width and height of each of `num_files` files in memory, 0 where one is not of the kind that is decoded here. */
+EXPORT void reconv_jpeg_sizes(
+    const uint8_t *const *files, const int64_t *lengths, int num_files, int32_t *sizes) {
+    for (int i = 0; i < num_files; i++) {
+        sizes[2 * i] = sizes[2 * i + 1] = 0;
+        if (lengths[i] > 0) reconv_jpeg_size(files[i], (size_t)lengths[i], sizes + 2 * i);
+    }
+}
+
+/* `reconv_jpeg_crops` of files in memory that do not follow each other; `is_cut` as in `reconv_jpeg_crop`. */
+EXPORT void reconv_jpeg_crop_files(
+    const uint8_t *const *files, const int64_t *lengths, int num_files, const double *boxes, int is_cut, uint8_t *out,
+    int size, int is_antialiased, int filter, uint8_t *is_done) {
+    for (int i = 0; i < num_files; i++) {
+        const double *box = boxes + 4 * i;
+        uint8_t *row = out + 3 * (size_t)size * (size_t)size * (size_t)i;
+        is_done[i] = reconv_jpeg_crop(
+                         files[i], (size_t)lengths[i], box[0], box[1], box[2], box[3], is_cut, row, size, size, 0,
+                         is_antialiased, filter, 1) == JPEG_DONE;
     }
 }

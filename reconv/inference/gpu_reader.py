@@ -1,33 +1,39 @@
-"""Reading JPEG files by the GPU's decoder: a fixed fraction of the images, by position, beside the host's threads."""
+"""Reading JPEG files by the GPU's decoder: a fixed fraction of each batch, beside the host's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.data.dataset import I64
-from reconv.data.pipeline.gpu_decode import JpegDecoderDevice, is_on_gpu
+from reconv.data.dataset import U8
+from reconv.data.decode import native
+from reconv.data.decode.jpeg_header import read_header
+from reconv.data.decode.pillow import MAX_PIXELS
+from reconv.data.pipeline.gpu_decode import JpegDecoderDevice
 from reconv.errors import DataError
 from reconv.inference.image_input import ImageInput
-from reconv.inference.image_reader import EncodedImage, ImageInfo, ImageReader, JpegCrop, read_encoded
+from reconv.inference.image_reader import EncodedImage, ImageInfo, ImageReader, read_encoded
 
 FRACTION = 0.5  # of the images
 
 
 @dataclass(frozen=True, slots=True)
 class GpuImages:
-    """Images of a batch that the GPU has decoded."""
+    """Images that the GPU has decoded, by their number."""
 
-    rows: list[int]  # of the batch, one for each crop
+    infos: dict[int, ImageInfo]  # in the order of the crops
     crops: Tensor | None  # uint8 [n, 3, size, size] on the device; None: there are none
-    infos: dict[int, ImageInfo]  # by row
-    rejected: dict[int, EncodedImage]  # by row: files that the host decodes, or reports
+    rejected: dict[int, EncodedImage]  # files that the host decodes, or reports
+
+    def read_or_decode(self, number: int, image: ImageInput, read: ImageReader, out: U8) -> list[ImageInfo | DataError]:
+        """What is known of an image; one that the GPU has rejected is decoded into `out` [1, channels, size, size]."""
+        if number in self.infos:
+            return [self.infos[number]]
+        return read.read_group([image], out, {0: self.rejected[number]} if number in self.rejected else {})
 
 
 class GpuReader:
@@ -38,43 +44,54 @@ class GpuReader:
         self._fraction = fraction
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reconv-gpu-read")
 
-    def takes(self, positions: I64) -> npt.NDArray[np.bool_]:
-        """Whether the images at these positions are for the GPU; the host reads those that it rejects."""
-        return is_on_gpu(positions, self._fraction)
+    def share(self, num_images: int) -> int:
+        """How many images of a batch are for the GPU; the host reads those that it rejects."""
+        return int(num_images * self._fraction)
 
-    def start(self, read: ImageReader, items: Sequence[ImageInput], rows: Sequence[int]) -> Future[GpuImages]:
-        """Start to decode some images of a batch."""
-        return self._thread.submit(self._decode, read, items, rows)
+    def start(self, read: ImageReader, images: Sequence[ImageInput]) -> Future[GpuImages]:
+        """Start to decode images."""
+        return self._thread.submit(self._decode, read, images)
 
-    def place(self, decoded: GpuImages, images: Tensor) -> None:
-        """Put the crops into their rows of a batch on the device."""
-        assert decoded.crops is not None
-        rows = torch.tensor(decoded.rows)
-        self._decoder.write_crops(images, rows, decoded.crops, torch.arange(len(rows)))
+    def place(self, decoded: GpuImages, images: Tensor, first: int) -> None:
+        """Put the crops into their rows of a batch on the device, from row `first` on."""
+        if decoded.crops is not None:
+            rows = torch.tensor(list(decoded.infos)) + first
+            self._decoder.write_crops(images, rows, decoded.crops, torch.arange(len(rows)))
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _decode(self, read: ImageReader, items: Sequence[ImageInput], rows: Sequence[int]) -> GpuImages:
-        located: dict[int, JpegCrop] = {}
+    def _decode(self, read: ImageReader, images: Sequence[ImageInput]) -> GpuImages:
         files: dict[int, EncodedImage] = {}
-        for row in rows:
+        for number, image in enumerate(images):
             try:
-                encoded = read_encoded(items[row])
+                if (encoded := read_encoded(image)) is not None:
+                    files[number] = encoded
             except DataError:
                 continue  # the host reads it again, and reports it
-            if encoded is not None:
-                files[row] = encoded
-                crop = read.locate(encoded)
-                if crop is not None:
-                    located[row] = crop
-        if not located:
-            return GpuImages([], None, {}, files)
-        tensors = [torch.frombuffer(bytearray(crop.data), dtype=torch.uint8) for crop in located.values()]
-        boxes = [crop.box for crop in located.values()]
-        crops, numbers = self._decoder.crops(tensors, boxes, read.shape[-1], antialias=True, is_cut=False)
-        names = list(located)
-        decoded = [names[number] for number in numbers]
-        infos = {row: located[row].info for row in decoded}
-        rejected = {row: encoded for row, encoded in files.items() if row not in infos}
-        return GpuImages(decoded, crops if decoded else None, infos, rejected)
+        infos = locate_jpegs(files)
+        if not infos:
+            return GpuImages({}, None, files)
+        data = [files[number].data for number in infos]
+        joined = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
+        boxes = [read.crop_box(info.width, info.height) for info in infos.values()]
+        tensors = joined.split([len(file) for file in data])
+        crops, decoded = self._decoder.crops(tensors, boxes, read.shape[-1], antialias=True, is_cut=False)
+        names = list(infos)
+        good = {names[index]: infos[names[index]] for index in decoded}
+        rejected = {number: encoded for number, encoded in files.items() if number not in good}
+        return GpuImages(good, crops if good else None, rejected)
+
+
+def locate_jpegs(files: Mapping[int, EncodedImage]) -> dict[int, ImageInfo]:
+    """The files that are ordinary JPEG in color, with their size."""
+    if native.takes_files_from_memory():
+        sizes = native.FilesInMemory([file.data for file in files.values()]).sizes().tolist()
+    else:
+        headers = [read_header(file.data) for file in files.values()]
+        sizes = [(h.width, h.height) if h is not None and h.num_components == 3 else (0, 0) for h in headers]
+    return {
+        row: ImageInfo(file.image, file.path, width, height)
+        for (row, file), (width, height) in zip(files.items(), sizes, strict=True)
+        if 0 < width * height <= MAX_PIXELS
+    }

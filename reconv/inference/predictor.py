@@ -33,7 +33,7 @@ from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, I
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
 from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions
-from reconv.inference.predict_pipeline import PredictPipeline, PredictStep
+from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
 from reconv.machine import Machine, cores_per_process, usable_cores
 from reconv.recipe.schema import Recipe
@@ -81,6 +81,7 @@ class Predictor:
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
     gpu_reader: GpuReader | None = None  # decodes a part of the JPEG files, with decoder="gpu"
+    _buffers: PixelBuffers = field(default_factory=lambda: PixelBuffers(False), compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
     @classmethod
@@ -159,6 +160,7 @@ class Predictor:
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
             gpu_reader=_open_gpu_reader(saved.recipe, opened, decoder),
+            _buffers=PixelBuffers(opened.kind == "cuda"),
         )
 
     def __call__(
@@ -232,15 +234,14 @@ class Predictor:
         selection = Selection(top, min_score)
         selection.check(self.recipe.task)
         items, _ = split_images(images)
-        pipeline = PredictPipeline(
-            self._step(), self.read, read_threads(), batch_size or self.batch_size, self.gpu_reader
-        )
+        threads, num_threads = read_threads()
+        pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers, self.gpu_reader)
         predictions = PredictionList()
-        for found, number in pipeline.run(items, selection):
+        for found in pipeline.run(items, selection, batch_size or self.batch_size):
             if isinstance(found, Prediction):
                 predictions.append(found)
             elif skip_bad:
-                predictions.append(_unreadable(items[number], found))
+                predictions.append(_unreadable(items[len(predictions)], found))
             else:
                 raise found
         return predictions
@@ -340,9 +341,10 @@ class Predictor:
 
 
 @cache
-def read_threads() -> ThreadPoolExecutor:
-    """The threads that read images, one per core; all predictors of a process share them."""
-    return ThreadPoolExecutor(usable_cores(Machine()), thread_name_prefix="reconv-read")
+def read_threads() -> tuple[ThreadPoolExecutor, int]:
+    """The threads that read images, one per core, and their number; all predictors of a process share them."""
+    num_threads = usable_cores(Machine())
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="reconv-read"), num_threads
 
 
 def _open_gpu_reader(recipe: Recipe, device: Device, decoder: DecoderName) -> GpuReader | None:

@@ -53,8 +53,8 @@ def test_the_gpu_reads_what_pillow_reads() -> None:
     recipe, _, _ = open_network("resnet50", [], "cpu")
     read, files = ImageReader(recipe.data.preprocess, "pillow"), [jpeg(number) for number in range(6)]
     reader = GpuReader(decoder, fraction=1.0)
-    found = reader.start(read, [*files, b"no image"], list(range(7))).result()
+    found = reader.start(read, [*files, b"no image"]).result()
     reader.close()
-    assert found.rows == list(range(6)) and found.crops is not None and list(found.rejected) == [6]
+    assert list(found.infos) == list(range(6)) and found.crops is not None and list(found.rejected) == [6]
     for file, crop in zip(files, found.crops.cpu(), strict=True):
         assert (crop.float() - read(file).pixels.float()).abs().mean() < 1.5

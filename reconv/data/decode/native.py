@@ -93,6 +93,16 @@ def load(path: Path) -> ctypes.CDLL:
     library.reconv_jpeg_read.argtypes = (pointer, number, pointer, ctypes.c_int64, pointer, pointer)
     library.reconv_jpeg_crops.argtypes = (*(pointer,) * 2, number, *(pointer,) * 2, *(number,) * 3, pointer)
     library.reconv_jpeg_crops.restype = None
+    if hasattr(library, "reconv_jpeg_crop_files"):  # not in the first builds of this version
+        library.reconv_jpeg_sizes.argtypes = (*(pointer,) * 2, number, pointer)
+        library.reconv_jpeg_sizes.restype = None
+        library.reconv_jpeg_crop_files.argtypes = (
+            *(pointer,) * 2,
+            *(number, pointer, number, pointer),
+            *(number,) * 3,
+            pointer,
+        )
+        library.reconv_jpeg_crop_files.restype = None
     return library
 
 
@@ -174,6 +184,44 @@ def crop_files(
         *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
     )
     return is_filled
+
+
+@cache
+def takes_files_from_memory() -> bool:
+    """Whether the library has the calls of `FilesInMemory`; they were added without a change of the pixels."""
+    return available() and hasattr(load(LIBRARY), "reconv_jpeg_crop_files")
+
+
+class FilesInMemory:
+    """Encoded files that are decoded in one call, without the GIL."""
+
+    def __init__(self, files: Sequence[bytes]) -> None:
+        self._pointers = (ctypes.c_char_p * len(files))(*files)  # keeps them alive
+        self._lengths = np.fromiter(map(len, files), np.int64, len(files))
+
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """Width and height [n, 2] of each file; 0 for one that is not supported."""
+        sizes = np.empty((len(self._lengths), 2), np.int32)
+        load(LIBRARY).reconv_jpeg_sizes(
+            self._pointers, self._lengths.ctypes.data, len(self._lengths), sizes.ctypes.data
+        )
+        return sizes
+
+    def crop_resize(
+        self, boxes: F64, out: U8, *, interpolation: str, antialias: bool = True, crop_first: bool = False
+    ) -> npt.NDArray[np.bool_]:
+        """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled."""
+        num_files, size = len(self._lengths), out.shape[-1]
+        if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
+            raise ValueError(f"expected a box and a square image for each of {num_files} files, not {out.shape}")
+        if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(f"expected a writable contiguous uint8 array, not {out.dtype}")
+        is_filled, boxes = np.zeros(num_files, np.bool_), np.ascontiguousarray(boxes, np.float64)
+        load(LIBRARY).reconv_jpeg_crop_files(
+            *(self._pointers, self._lengths.ctypes.data, num_files, boxes.ctypes.data, crop_first),
+            *(out.ctypes.data, size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
+        )
+        return is_filled
 
 
 def _address(data: bytes | memoryview) -> bytes | int:

@@ -86,7 +86,8 @@ class PackedConvolution(nn.Module):
         """`shape` is that of an example of its input; other sizes of batches and images work, too."""
         super().__init__()
         sizes = ([*config.padding], [*config.stride], [*config.dilation], config.groups)
-        self._weight = torch._C._nn.mkldnn_reorder_conv2d_weight(weight.to_mkldnn(), *sizes, shape)  # type: ignore[attr-defined]
+        pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        self._weight: Tensor = pack(weight.to_mkldnn(), *sizes, shape)
         self._bias = bias
         self._sizes = sizes
         self._act, self._scalars = _ACTIVATIONS[config.act]

@@ -1,0 +1,143 @@
+"""Images are read in groups and threads; predictions come in order, whatever reads them."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from reconv.data.decode import native
+from reconv.device import Cpu
+from reconv.errors import DataError, UsageError
+from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.gpu_reader import GpuReader
+from reconv.inference.image_reader import ImageReader
+from reconv.inference.output_predictions import OutputClasses, Selection
+from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
+from reconv.inference.predictions import Prediction
+from reconv.kernels.crop.ops import CropBox, crop_reference
+from reconv.recipe.data_fields import PreprocessConfig
+
+PREPROCESS = PreprocessConfig(channels=3, size=32, resize=36)
+
+
+def jpeg(number: int, **options: object) -> bytes:
+    colors = np.random.default_rng(number).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    image = Image.fromarray(colors).resize((60 + number, 50), Image.Resampling.BICUBIC)
+    image.save(file, "JPEG", quality=90, **options)
+    return file.getvalue()
+
+
+class MeanBackend(InferenceBackend):
+    """Its first logit is the mean of the image, so that predictions tell images apart."""
+
+    name, precision = "mean", "fp32"
+
+    def __call__(self, images: Tensor) -> Tensor:
+        means = images.float().mean((1, 2, 3)) / 255
+        return torch.stack([means, torch.zeros_like(means)], 1)
+
+
+class PillowDecoder:
+    """Stands for the GPU's decoder: rejects files of odd length, as it rejects some."""
+
+    def crops(
+        self, files: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool, is_cut: bool
+    ) -> tuple[Tensor, list[int]]:
+        good = [index for index, file in enumerate(files) if len(file) % 2 == 0]
+        decoded = [torch.tensor(np.asarray(Image.open(io.BytesIO(bytes(files[index].numpy()))))) for index in good]
+        planes = [image.permute(2, 0, 1).contiguous() for image in decoded]
+        if not planes:
+            return torch.empty(0, 3, size, size, dtype=torch.uint8), []
+        return crop_reference(planes, [boxes[i] for i in good], size, antialias=antialias, is_cut=is_cut), good
+
+    def write_crops(self, images: Tensor, rows: Tensor, crops: Tensor, indices: Tensor) -> None:
+        images[rows] = crops[indices]
+
+
+def predict(
+    files: Sequence[bytes], threads: int, read: ImageReader, gpu: GpuReader | None = None, batch: int = 8
+) -> list[Prediction | DataError]:
+    step = PredictStep(MeanBackend(), Cpu(), OutputClasses("classification", ("a", "b")), None, threading.Lock())
+    with ThreadPoolExecutor(threads) as pool:
+        return list(PredictPipeline(step, read, pool, threads, PixelBuffers(False), gpu).run(files, Selection(), batch))
+
+    return threading.Lock()
+
+
+def scores(found: Sequence[Prediction | DataError]) -> list[float]:
+    return [next(c.score for c in p.classes if c.index == 0) for p in found if isinstance(p, Prediction)]
+
+
+def test_predictions_are_in_order_and_do_not_depend_on_threads() -> None:
+    files = [jpeg(number) for number in range(21)]
+    read = ImageReader(PREPROCESS)
+    expected = torch.tensor([read(file).pixels.float().mean().item() / 255 for file in files])
+    one, many = (predict(files, threads, read) for threads in (1, 5))
+    assert one == many and len(one) == 21
+    assert scores(one) == pytest.approx(torch.stack([expected, expected * 0], 1).softmax(1)[:, 0].tolist())
+    assert [found.image for found in one if isinstance(found, Prediction)] == files
+
+
+def test_unreadable_images_keep_their_place_and_change_no_other() -> None:
+    files = [jpeg(number) for number in range(6)]
+    read = ImageReader(PREPROCESS)
+    whole, broken = predict(files, 2, read), predict([*files[:2], b"no image", *files[3:]], 2, read)
+    assert isinstance(broken[2], DataError)
+    assert broken[:2] == whole[:2] and broken[3:] == whole[3:]
+
+
+def test_images_that_the_gpu_rejects_are_read_by_the_host() -> None:
+    files = [jpeg(number) for number in range(16)]
+    files = [file + b"\0" * (number % 2) if number % 4 < 2 else file for number, file in enumerate(files)]
+    read = ImageReader(PREPROCESS, "pillow")
+    reader = GpuReader(PillowDecoder(), fraction=0.5)
+    found = predict([*files, b"no image"], 2, read, reader)
+    reader.close()
+    assert isinstance(found[-1], DataError)
+    assert scores(found) == pytest.approx(scores(predict(files, 1, read)), abs=2e-3)
+
+
+@pytest.mark.native
+def test_groups_by_the_compiled_decoder_equal_single_images_and_are_near_pillow() -> None:
+    assert native.takes_files_from_memory()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    odd = [jpeg(3, exif=exif), jpeg(4, progressive=True), b"no image"]  # rotated, progressive: Pillow reads them
+    files = [*(jpeg(number) for number in range(5)), *odd]
+    compiled, pillow = ImageReader(PREPROCESS, "native"), ImageReader(PREPROCESS, "pillow")
+    out = np.empty((len(files), 3, 32, 32), np.uint8)
+    found = compiled.read_group(files, out)
+    assert isinstance(found[-1], DataError) and not out[-1].any()
+    for row, file in enumerate(files[:-1]):
+        single, info, plain = compiled(file), found[row], pillow(file)
+        assert not isinstance(info, DataError) and (info.width, info.height) == (single.width, single.height)
+        assert np.array_equal(out[row], single.pixels.numpy())
+        assert (single.width, single.height) == (plain.width, plain.height)
+        assert (plain.pixels.float() - single.pixels.float()).abs().mean() < 1.5
+
+
+def test_files_are_read_once_even_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe.jpg").write_bytes(jpeg(1, progressive=True)))
+    writer.start()
+    out = np.empty((1, 3, 32, 32), np.uint8)
+    [info] = ImageReader(PREPROCESS).read_group([tmp_path / "pipe.jpg"], out)
+    writer.join()
+    assert not isinstance(info, DataError) and info.path == tmp_path / "pipe.jpg"
+
+
+def test_a_decoder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "problem", lambda: "it was not compiled")
+    with pytest.raises(UsageError, match="compiled JPEG decoder is not available"):
+        ImageReader(PREPROCESS, "native")
