@@ -1,4 +1,7 @@
-"""HTTP connections that do not wait forever: uvicorn's, with limits on their number and on slow clients."""
+"""HTTP connections that do not wait forever: uvicorn's, with limits on their number and on slow clients.
+
+Requests are parsed by httptools where it is installed, which is several times faster than h11.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,25 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from reconv.serve.limits import Limits
 
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+except ModuleNotFoundError:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
+
+_MAX_HEADER_BYTES = 64 << 10
 _CLOSE_S = 5.0  # to take the rest of an answer, before the connection is cut
 
 
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
     """The class of connections with these limits."""
 
-    class LimitedConnection(H11Protocol):
+    class LimitedConnection(HttpProtocol):
         """A connection whose request must arrive in time, and which is closed for good."""
 
         _timer: asyncio.TimerHandle | None = None
+        _header_bytes = 0  # that have arrived of a request which has not begun
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -38,9 +46,14 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
             if self.transport.is_closing():
                 self._cut_later()
             elif self.cycle is not None and not self.cycle.response_complete:
+                self._header_bytes = 0
                 self._stop_timer()
-            elif self._timer is None:
-                self._await_request()
+            else:
+                self._header_bytes += len(data)
+                if self._header_bytes > _MAX_HEADER_BYTES:
+                    self._close()
+                elif self._timer is None:
+                    self._await_request()
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
