@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -70,8 +69,7 @@ class Routes:
         try:
             limit, kind = self.serving.limits.max_images, request.headers.get("content-type", "")
             if kind.startswith(("application/json", "multipart/")):  # may take a while
-                loop = asyncio.get_running_loop()
-                images = await loop.run_in_executor(self.serving.readers, split_body, kind, body, limit)
+                images = await self.serving.readers.call(split_body, kind, body, limit)
             else:
                 images = split_body(kind, body, limit)
         finally:
@@ -138,8 +136,7 @@ class Routes:
             predictor, limits = loaded.predictor, self.serving.limits
             body = await self.serving.bodies.read(request)
             try:
-                asked = await asyncio.get_running_loop().run_in_executor(
-                    self.serving.readers,
+                asked = await self.serving.readers.call(
                     protocol.parse_infer,
                     bytes(body),
                     request.headers.get(protocol.HEADER_LENGTH),
@@ -168,8 +165,7 @@ class Routes:
     def _observe(self, name: str, times: RequestTimes, **more_s: float) -> None:
         """Add the times of a request to the metrics."""
         stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **more_s}
-        for stage, seconds in stages.items():
-            self.serving.metrics.stage_s.labels(name, stage).observe(seconds)
+        self.serving.metrics.observe(name, stages)
 
     async def live(self, request: Request) -> Response:
         """GET /v2/health/live: whether the process works; if not, it should be restarted."""
@@ -210,7 +206,7 @@ def build_app(serving: Serving, access: Access) -> Starlette:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-        serving.metrics.requests.labels("other", str(error.status_code)).inc()
+        serving.metrics.count("other", error.status_code)
         return error_response(request, ApiError(error.status_code, code, error.detail, dict(error.headers or {})))
 
     return Starlette(routes=endpoints, exception_handlers={HTTPException: http_error})
@@ -226,7 +222,7 @@ def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access) -> 
             response = await _respond(endpoint, path, request, serving, access)
         finally:
             metrics.in_flight.dec()
-        metrics.requests.labels(path, str(response.status_code)).inc()
+        metrics.count(path, response.status_code)
         return response
 
     return answer

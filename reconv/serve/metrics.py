@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -52,6 +52,24 @@ class ServerMetrics:
             ("model", "result"),
             registry=registry,
         )
+
+        self._counters: dict[tuple[str, int], Counter] = {}  # a lookup by labels takes as long as ten of these
+        self._histograms: dict[tuple[str, str], Histogram] = {}
+
+    def count(self, route: str, status: int) -> None:
+        """Count a request."""
+        counter = self._counters.get((route, status))
+        if counter is None:
+            counter = self._counters[route, status] = self.requests.labels(route, str(status))
+        counter.inc()
+
+    def observe(self, model: str, stages: Mapping[str, float]) -> None:
+        """Add the seconds that the stages of a prediction took."""
+        for stage, seconds in stages.items():
+            histogram = self._histograms.get((model, stage))
+            if histogram is None:
+                histogram = self._histograms[model, stage] = self.stage_s.labels(model, stage)
+            histogram.observe(seconds)
 
     def on_batch(self, model: str) -> Callable[[int, float], None]:
         """What a batcher calls after each batch of a model."""

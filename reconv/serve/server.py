@@ -62,7 +62,7 @@ def serve(settings: ServeSettings, log: LogFunction) -> None:
     loader.start()
     server.run(sockets=[listener])
     loader.stop()
-    serving.readers.shutdown(wait=False, cancel_futures=True)
+    serving.readers.close()
     if loader.error is not None:
         raise loader.error
     log("stopped")

@@ -6,12 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from reconv.api import ImageSample
 from reconv.errors import DataError, ReconvError
@@ -19,6 +19,9 @@ from reconv.serve.batching import Batcher, Job, QueueFullError
 from reconv.serve.limits import ApiError, BodyReader, Limits, overloaded
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.models import LoadedModel, PredictOptions, ServedModel
+from reconv.serve.reader_pool import ReaderPool, call_in_loop
+
+_WATCH_AFTER_S = 0.05
 
 
 @dataclass(slots=True)
@@ -38,12 +41,12 @@ class Serving:
     limits: Limits
     metrics: ServerMetrics
     num_readers: int
-    readers: ThreadPoolExecutor = field(init=False)
+    readers: ReaderPool = field(init=False)
     bodies: BodyReader = field(init=False)
     is_draining: bool = False
 
     def __post_init__(self) -> None:
-        self.readers = ThreadPoolExecutor(self.num_readers, thread_name_prefix="reconv-read")
+        self.readers = ReaderPool(self.num_readers)
         self.bodies = BodyReader(self.limits)
 
     @property
@@ -80,21 +83,22 @@ class Serving:
         """The result of each image, in order; stops early when the client has gone or its time is up."""
         with _full_queue_as_api_error():
             loaded.batcher.reserve(len(images))
-        work = _RequestWork(asyncio.get_running_loop(), loaded, images, options)
+        loop = asyncio.get_running_loop()
+        work = _RequestWork(loop, loaded, images, options)
         work.start(self.readers)
-        gone = asyncio.ensure_future(request.receive())
+        timeout = loop.call_later(self.limits.request_timeout_s, self._time_out, work)
+        # Most answers are there before it pays to watch for the end of the connection.
+        watch = loop.call_later(_WATCH_AFTER_S, work.watch, request.receive)
         try:
-            waited_for: set[asyncio.Future[Any]] = {work.done, gone}
-            await asyncio.wait(waited_for, timeout=self.limits.request_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done.done():
-                if gone.done():
-                    raise ClientDisconnect
-                seconds = f"{self.limits.request_timeout_s:g} s"
-                raise ApiError(503, "timeout", f"the prediction took longer than {seconds}", {"Retry-After": "1"})
-            return work.done.result()
+            return await work.done
         finally:
+            timeout.cancel()
+            watch.cancel()
             work.cancel()
-            gone.cancel()
+
+    def _time_out(self, work: _RequestWork) -> None:
+        seconds = f"{self.limits.request_timeout_s:g} s"
+        work.fail(ApiError(503, "timeout", f"the prediction took longer than {seconds}", {"Retry-After": "1"}))
 
 
 @contextmanager
@@ -121,7 +125,8 @@ class _RequestWork:
         max_batch = loaded.batcher.max_batch
         self._parts = [range(at, min(at + max_batch, len(images))) for at in range(0, len(images), max_batch)]
         self._unread = [len(part) for part in self._parts]
-        self._jobs: list[Job] = []
+        self._jobs: list[Job | None] = [None] * len(self._parts)
+        self._watcher: asyncio.Future[Any] | None = None
         self._num_jobs_left = len(self._parts)
         self._is_cancelled = False
         self._lock = threading.Lock()
@@ -132,17 +137,34 @@ class _RequestWork:
     def _batcher(self) -> Batcher:
         return self._loaded.batcher
 
-    def start(self, readers: ThreadPoolExecutor) -> None:
+    def start(self, readers: ReaderPool) -> None:
+        """Read the images."""
         for number, part in enumerate(self._parts):
             for index in part:
                 readers.submit(self._read, number, index)
 
     def cancel(self) -> None:
         """Do none of the work that has not begun."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         with self._lock:
             self._is_cancelled = True
             for job in self._jobs:
-                job.is_cancelled = True
+                if job is not None:
+                    job.is_cancelled = True
+
+    def watch(self, receive: Receive) -> None:
+        """Give up when the client has gone, which is the next thing that can be received from it."""
+        self._watcher = asyncio.ensure_future(self._wait_for_end(receive))
+
+    async def _wait_for_end(self, receive: Receive) -> None:
+        await receive()
+        self.fail(ClientDisconnect())
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, unless there is an answer."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
     def _read(self, number: int, index: int) -> None:
         """Read an image; whoever reads the last one of a part queues it."""
@@ -151,8 +173,8 @@ class _RequestWork:
                 image = self._images[index]
                 self._samples[index] = self._loaded.predictor.read(image) if isinstance(image, bytes) else image
         except BaseException as error:  # of any kind: the client must get an answer
-            self.cancel()
-            self._call(self._fail, self._to_api_error(error, index))
+            self._is_cancelled = True
+            call_in_loop(self._loop, self.fail, self._to_api_error(error, index))
         with self._lock:
             self._unread[number] -= 1
             if self._unread[number] > 0:
@@ -163,7 +185,7 @@ class _RequestWork:
                 return
             self._read_s = time.perf_counter() - self._start_s
             job = Job([self._samples[at] for at in part], self._options, self._job_done)
-            self._jobs.append(job)
+            self._jobs[number] = job
         self._batcher.submit(job)
 
     def _to_api_error(self, error: BaseException, index: int) -> BaseException:
@@ -178,28 +200,17 @@ class _RequestWork:
         return error
 
     def _job_done(self, job: Job) -> None:
-        self._call(self._finish, job)
-
-    def _call(self, function: Any, argument: Any) -> None:
-        """Call a function in the event loop, which may have ended."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, argument)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+        call_in_loop(self._loop, self._finish, job)
 
     def _finish(self, job: Job) -> None:
         self._num_jobs_left -= 1
-        if self.done.done():
-            return
         if job.error is not None:
-            self._fail(job.error)
-        elif self._num_jobs_left == 0:
-            timings = RequestTimes(
+            self.fail(job.error)
+        elif self._num_jobs_left == 0 and not self.done.done():
+            jobs = [job for job in self._jobs if job is not None]
+            times = RequestTimes(
                 self._read_s,
-                max(job.started_s - job.queued_s for job in self._jobs),
-                sum(job.finished_s - job.started_s for job in self._jobs),
+                max(job.started_s - job.queued_s for job in jobs),
+                sum(job.finished_s - job.started_s for job in jobs),
             )
-            jobs = sorted(self._jobs, key=lambda job: self._samples.index(job.samples[0]))
-            self.done.set_result(([result for job in jobs for result in job.result], timings))
+            self.done.set_result(([result for job in jobs for result in job.result], times))

@@ -52,6 +52,15 @@ def test_several_images_are_one_batch_with_its_bits(
     assert answer.json["predictions"] == expected(predictor, images)
 
 
+def test_a_request_of_several_batches_keeps_the_order_of_its_images(
+    server: ServerProcess, predictor: Predictor, images: list[bytes]
+) -> None:
+    several = (images * 5)[:37]  # batches of 16, 16 and 5
+    answer = server.predict(json_images(several), content_type="application/json")
+    expected_parts = [expected(predictor, several[at : at + 16]) for at in range(0, 37, 16)]
+    assert answer.json["predictions"] == [found for part in expected_parts for found in part]
+
+
 def test_requests_that_share_batches_are_not_mixed_up(
     server: ServerProcess, predictor: Predictor, images: list[bytes]
 ) -> None:
