@@ -29,7 +29,8 @@ def write_openvino(
 
     with tempfile.TemporaryDirectory(prefix="reconv-openvino-") as temporary:
         onnx_file.write_onnx(module, example, metadata, options, Path(temporary))
-        model = openvino.convert_model(Path(temporary) / onnx_file.MODEL_FILE)
+        # Not convert_model, which reports its use to Intel.
+        model = openvino.Core().read_model(Path(temporary) / onnx_file.MODEL_FILE)
         for name, value in metadata.properties(MODEL_FILE).items():
             model.set_rt_info(value, [SECTION, name])
         openvino.save_model(model, folder / MODEL_FILE, compress_to_fp16=False)  # the default would round weights
