@@ -84,6 +84,8 @@ def export(
     predictor = Predictor.from_located(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
     )
+    if int8:
+        _check_int8(predictor, images)
     metadata = ExportMetadata.of(predictor, batch, nms=nms, precision="int8" if int8 else "fp32")
     if target.adapt is not None:
         target, metadata = target.adapt(target, predictor, metadata)
@@ -121,6 +123,17 @@ def _check_options(target: ExportTarget, options: ExportOptions) -> None:
     for option, is_given in given.items():
         if is_given and option not in target.options:
             raise UsageError(f"export --to {target.name} has no {option}", then=f"omit {option}")
+
+
+def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
+    """Refuse what cannot be judged: int8 moves every logit, so that accuracy alone tells whether it is good."""
+    if predictor.recipe.task == "multilabel":
+        raise UsageError("multi-label models cannot be exported in int8", why="the check has no accuracy for them")
+    if images is not None:
+        raise UsageError(
+            "--int8 is judged by accuracy, and the images of --images have no known classes",
+            then="omit --images, or give a dataset: --data DIR; to calibrate with these images: --calibration DIR",
+        )
 
 
 def _destination(

@@ -10,11 +10,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from export_examples import example_recipe, write_weights
 from PIL import Image
 from torch import Tensor, nn
 
 import reconv
-from reconv.errors import ExportError
+from reconv.errors import ExportError, UsageError
 from reconv.inference.export.calibration import calibration_batches
 from reconv.inference.export.int8 import quantize_onnx
 from reconv.inference.export.onnx_file import quiet_exporter, trace
@@ -106,3 +107,12 @@ def test_int8_of_a_model_without_training_data_asks_for_calibration_images(class
     with pytest.raises(Exception, match="needs training images to calibrate") as caught:
         calibration_batches(Predictor.load(classifier, device="cpu"), None, tmp_path / "missing", None)
     assert "--calibration DIR" in getattr(caught.value, "then", "")
+
+
+def test_int8_that_cannot_be_judged_is_refused_at_once(classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="have no known classes") as caught:
+        reconv.export(classifier, to="onnx", int8=True, images=tmp_path, out=tmp_path / "out")
+    assert "--calibration DIR" in caught.value.then
+    weights = write_weights(tmp_path / "w.safetensors", example_recipe("resnet8_cifar", task="multilabel"))
+    with pytest.raises(UsageError, match="multi-label models"):
+        reconv.export(weights, to="onnx", int8=True, out=tmp_path / "out")
