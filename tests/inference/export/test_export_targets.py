@@ -17,6 +17,7 @@ from reconv.inference.export.export_metadata import ExportMetadata
 from reconv.inference.export.export_module import ExportClassifier, example_images
 from reconv.inference.export.package_networks import find_package_network, timm_names
 from reconv.inference.export.targets import ExportOptions
+from reconv.inference.export.torch_export_file import trace
 from reconv.inference.export.weights_file import write_torchvision_pth
 from reconv.inference.predictor import Predictor
 from reconv.models import build_model
@@ -39,6 +40,16 @@ def test_a_torch_export_program_has_its_metadata_and_takes_any_batch(weights: Pa
         expected = model.backend(images.permute(0, 3, 1, 2))
         torch.testing.assert_close(program(images), expected)
         torch.testing.assert_close(program(images[:1]), expected[:1])
+
+
+def test_a_fixed_batch_size_is_in_the_graph(weights: Path) -> None:
+    predictor = Predictor.load(weights, device="cpu", backend="eager")
+    preprocess = predictor.recipe.data.preprocess
+    module = ExportClassifier(predictor.module, preprocess)
+    program = trace(module, example_images(preprocess, 4), is_dynamic=False).module()
+    assert program(example_images(preprocess, 4)).shape == (4, 10)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(example_images(preprocess, 5))
 
 
 def test_a_safetensors_file_is_a_weights_file_of_reconv_with_the_metadata_of_an_export(

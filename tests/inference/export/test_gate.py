@@ -25,7 +25,7 @@ Case = tuple[gate.Reference, GateImages, Path]
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A color network with its reference outputs, and the folder of its export."""
     folder = tmp_path_factory.mktemp("gate")
-    weights = write_weights(folder / "weights.safetensors", example_recipe("resnet8_cifar"))
+    weights = write_weights(folder / "weights.safetensors", example_recipe("resnet8_cifar", evaluate={"tta": "flip"}))
     photos = write_photographs(folder / "photos")
     exported = reconv.export(weights, to="onnx", out=folder / "export", images=photos)
     (folder / "images").mkdir()

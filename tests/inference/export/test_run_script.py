@@ -75,6 +75,20 @@ def test_damaged_and_huge_images_are_errors(script: ModuleType, monkeypatch: pyt
     script.preprocess(IMAGES["thin"], settings(PREPROCESS["crop"]))
 
 
+def test_a_model_with_a_fixed_batch_size_gets_batches_of_that_size(script: ModuleType) -> None:
+    sizes: list[int] = []
+
+    def model(images: np.ndarray) -> dict[str, np.ndarray]:
+        sizes.append(len(images))
+        return {"logits": images.mean(axis=(1, 2))}
+
+    images = np.random.default_rng(0).integers(1, 256, (7, 4, 4, 3), "u1")
+    for batch, expected in ((3, [3, 3, 3]), (8, [8]), (None, [7])):
+        sizes.clear()
+        logits = script.run(model, images, {"batch": batch})["logits"]
+        assert sizes == expected and np.array_equal(logits, images.mean(axis=(1, 2)))
+
+
 def imported(source: str) -> set[str]:
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
