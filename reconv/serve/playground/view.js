@@ -33,6 +33,13 @@ function paint(element, index) {
 
 // The model
 
+const MAX_CARDS = 4;
+// The names of reconv/logging/formatting.py, the main ones first.
+const METRICS = {
+  top1: "top-1", top5: "top-5", map: "mAP", micro_f1: "micro F1", macro_f1: "macro F1", voc10: "VOC mAP", ap: "AP", ap50: "AP50", ap75: "AP75",
+  ap_small: "AP small", ap_medium: "AP medium", ap_large: "AP large", ar1: "AR1", ar10: "AR10", ar100: "AR100",
+  ar_small: "AR small", ar_medium: "AR medium", ar_large: "AR large", voc07: "VOC07 mAP",
+};
 const TASKS = { classification: "classifier", multilabel: "multi-label classifier", detection: "detector" };
 
 function modelFacts(model) {
@@ -47,21 +54,26 @@ export function showModel(model) {
   document.title = `${model.name} – Reconv playground`;
   at("model-name").textContent = model.name;
   at("model-facts").replaceChildren(...modelFacts(model).map(([name, value]) => make("li", {}, make("span", { textContent: name }), value)));
-  const pairs = [...modelFacts(model), ["weights", model.weights], ["step", model.step?.toLocaleString("en")]];
+  const metrics = metricFacts(model.metrics ?? {});
+  const pairs = [...modelFacts(model), ["weights", model.weights], ["step", model.step?.toLocaleString("en")], ...metrics.slice(MAX_CARDS)];
   const rows = pairs.filter(([, value]) => value !== undefined && value !== null);
   at("model-card").replaceChildren(...rows.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
-  at("metrics").replaceChildren(...Object.entries(model.metrics ?? {}).map(([name, value]) =>
-    make("div", { className: "card" }, make("p", { textContent: name }), make("p", { textContent: metricText(value) }))));
+  at("metrics").replaceChildren(...metrics.slice(0, MAX_CARDS).map(([name, value]) =>
+    make("div", { className: "card" }, make("p", { textContent: name }), make("p", { textContent: value }))));
   at("card-text").textContent = model.card ?? "";
-  at("card-text-box").hidden = !model.card;
   at("classes-title").textContent = `${model.classes.length.toLocaleString("en")} classes`;
   at("classes").replaceChildren(...model.classes.map((name) => make("li", { textContent: name })));
   at("about-model").hidden = false;
 }
 
-function metricText(value) {
-  if (typeof value !== "number") return String(value);
-  return value >= 0 && value <= 1 ? `${(100 * value).toFixed(2)} %` : String(Number(value.toPrecision(4)));
+/** The metrics by the names that people use, the main ones first. */
+function metricFacts(metrics) {
+  const known = Object.keys(METRICS).filter((name) => name in metrics);
+  const others = Object.keys(metrics).filter((name) => !(name in METRICS));
+  return [...known, ...others].map((name) => {
+    const isLoss = name === "loss" || name.endsWith("_loss");
+    return [METRICS[name] ?? name, isLoss ? String(Number(metrics[name].toPrecision(4))) : `${(100 * metrics[name]).toFixed(2)} %`];
+  });
 }
 
 // A prediction
