@@ -10,6 +10,7 @@ from typing import Any
 from reconv.api import Predictor
 from reconv.data.transforms.host_transforms import resized_shorter_side
 from reconv.logging.events import EvalFinished, read_event_file
+from reconv.recipe.adapt import CHANGED
 from reconv.recipe.data_fields import PreprocessConfig
 
 
@@ -55,7 +56,9 @@ def model_card(predictor: Predictor) -> str:
     parameters = sum(parameter.numel() for parameter in predictor.module.parameters())
     step = "" if predictor.step is None else f" of step {predictor.step:,}"
     lines = [
-        recipe.description,
+        ""
+        if recipe.description.startswith(CHANGED)
+        else recipe.description,  # changes may name folders of this machine
         f"{recipe.model.name} for {recipe.task}, {len(predictor.classes):,} classes, {parameters:,} parameters.",
         f"The {predictor.weights} weights{step} of {_run_name(predictor.path)}, trained with the recipe {recipe.name}.",
         f"Images are {_preprocessing(recipe.data.preprocess)}.",
