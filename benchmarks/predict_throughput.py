@@ -145,7 +145,6 @@ def cpu_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
         ("Predictor, --decoder pillow", {"decoder": "pillow"}),
         ("Predictor, --backend onnxruntime", {"backend": "onnxruntime"}),
         ("Predictor, --precision bf16", {"precision": "bf16"}),
-        ("Predictor, --backend onnxruntime, int8", {"backend": "onnxruntime", "precision": "int8"}),
     ]
     for name, options in settings:
         try:

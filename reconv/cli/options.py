@@ -218,7 +218,7 @@ def backend_options(command: CommandFunction) -> CommandFunction:
         ),
         click.option(
             "--precision",
-            type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
+            type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
             default="auto",
             show_default=True,
             help="Precision of the network [auto: as trained, where the device is fast in it].",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ from reconv.data.decode import native
 from reconv.data.decode.jpeg_header import read_header
 from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.data.pipeline.gpu_decode import JpegDecoderDevice
-from reconv.errors import DataError
+from reconv.errors import DataError, UsageError
 from reconv.inference.image_input import ImageInput
 from reconv.inference.image_reader import EncodedImage, ImageInfo, ImageReader, read_encoded
 
-FRACTION = 0.5  # of the images
+FRACTION = 0.5  # of a batch
+MIN_IMAGES = 1024  # of a list that `auto` shares with the GPU: opening its decoder takes a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,31 @@ class GpuImages:
 class GpuReader:
     """Decodes batches of files one after the other, in a thread of its own."""
 
-    def __init__(self, decoder: JpegDecoderDevice, fraction: float = FRACTION) -> None:
-        self._decoder = decoder
+    def __init__(
+        self, open_decoder: Callable[[], JpegDecoderDevice], fraction: float = FRACTION, min_images: int = 0
+    ) -> None:
+        """The first list of at least `min_images` images opens the decoder; shorter ones are left to the host."""
+        self._open_decoder = open_decoder
+        self._opened: JpegDecoderDevice | None = None
+        self._min_images = min_images
         self._fraction = fraction
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reconv-gpu-read")
+
+    def takes(self, num_images: int) -> bool:
+        """Whether a part of a list of images is for the GPU; False too where its decoder turns out to be missing."""
+        if num_images >= self._min_images and self._opened is None and self._fraction > 0:
+            try:
+                self._opened = self._open_decoder()
+            except UsageError:
+                if not self._min_images:  # it was asked for
+                    raise
+                self._fraction = 0.0
+        return num_images >= self._min_images and self._opened is not None
+
+    @property
+    def _decoder(self) -> JpegDecoderDevice:
+        assert self._opened is not None
+        return self._opened
 
     def share(self, num_images: int) -> int:
         """How many images of a batch are for the GPU; the host reads those that it rejects."""

@@ -30,6 +30,9 @@ DecoderName = Literal["auto", "pillow", "native", "gpu"]
 DECODERS: tuple[DecoderName, ...] = ("auto", "pillow", "native", "gpu")
 
 
+_MAX_BOXES = 10_000  # kept
+
+
 @dataclass(slots=True)
 class ImageInfo:
     """An image that was read: as it was passed, its path and its size."""
@@ -76,6 +79,7 @@ class ImageReader:
         self._preprocess = preprocess
         self.decoder = choose_image_decoder(preprocess, decoder)
         self.shape = (preprocess.channels, preprocess.size, preprocess.size)
+        self._boxes: dict[tuple[int, int], CropBox] = {}  # by width and height
 
     def __call__(self, image: ImageInput) -> ImageSample:
         """The image as the network sees it; raises `DataError` where it cannot be read."""
@@ -109,38 +113,42 @@ class ImageReader:
                     found[row] = error
             if len(encoded) == len(images):  # rows of one array
                 self._decode_group(encoded, out, found)
-        return [self._read_row(images[row], encoded.get(row), out[row], found[row]) for row in range(len(images))]
+        return [
+            info if isinstance(info, ImageInfo) else self._read_row(images[row], encoded.get(row), out[row], info)
+            for row, info in enumerate(found)
+        ]
 
     def _decode_group(
         self, encoded: Mapping[int, EncodedImage], out: U8, found: list[ImageInfo | DataError | None]
     ) -> None:
         """Decode all files that the compiled decoder supports, and note which these are."""
         files = native.FilesInMemory([file.data for file in encoded.values()])
-        sizes, boxes = files.sizes().tolist(), np.zeros((len(out), 4))
-        for row, (width, height) in enumerate(sizes):
-            if 0 < width * height <= MAX_PIXELS:
-                boxes[row] = self.crop_box(width, height)
-        is_filled = files.crop_resize(boxes, out, interpolation=self._preprocess.interpolation)
+        sizes, none = files.sizes().tolist(), (0.0, 0.0, 0.0, 0.0)
+        boxes = [self.crop_box(w, h) if 0 < w * h <= MAX_PIXELS else none for w, h in sizes]
+        is_filled = files.crop_resize(np.array(boxes), out, interpolation=self._preprocess.interpolation)
         for row in np.flatnonzero(is_filled).tolist():
             found[row] = ImageInfo(encoded[row].image, encoded[row].path, *sizes[row])
 
     def _read_row(
-        self, image: ImageInput, encoded: EncodedImage | None, out: U8, found: ImageInfo | DataError | None
+        self, image: ImageInput, encoded: EncodedImage | None, out: U8, error: DataError | None
     ) -> ImageInfo | DataError:
-        if isinstance(found, ImageInfo):
-            return found
         try:
-            if isinstance(found, DataError):
-                raise found
+            if error is not None:
+                raise error
             return self.read_into(image, out) if encoded is None else self.decode_into(encoded, out)
-        except DataError as error:
+        except DataError as bad:
             out[:] = 0
-            return error
+            return bad
 
     def crop_box(self, width: int, height: int) -> CropBox:
         """The box of an image that the network sees."""
-        left, top, right, bottom = eval_crop_box(width, height, self._preprocess)
-        return max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)  # rounding may leave the image
+        box = self._boxes.get((width, height))
+        if box is None:
+            left, top, right, bottom = eval_crop_box(width, height, self._preprocess)
+            box = max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)  # rounding may leave the image
+            if len(self._boxes) < _MAX_BOXES:
+                self._boxes[width, height] = box
+        return box
 
     def decode_into(self, encoded: EncodedImage, out: U8) -> ImageInfo:
         """Decode a file into an array [channels, size, size]; raises `DataError` if that fails."""

@@ -97,7 +97,7 @@ class _ReadBatch:
 class _Started:
     """A batch that the network computes."""
 
-    wait: Callable[[], Any]
+    wait: Callable[[], Any] | None  # None: no image could be read
     outcomes: list[Outcome]
 
 
@@ -172,11 +172,16 @@ class PredictPipeline:
         if batch.gpu_images is not None:
             assert self.gpu_reader is not None
             self.gpu_reader.place(batch.gpu_images.result(), images, num_host)
-        return _Started(self.step.start(images, selection), outcomes), copied
+        good = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, ImageInfo)]
+        if len(good) < len(outcomes):  # the others get the bits of a batch without them
+            images = images[torch.tensor(good, dtype=torch.int64)]
+        return _Started(self.step.start(images, selection) if good else None, outcomes), copied
 
     def _finish(self, started: _Started, selection: Selection) -> Iterator[Prediction | DataError]:
-        unread = ImageInfo(None, None, 1, 1)
-        infos = [outcome if isinstance(outcome, ImageInfo) else unread for outcome in started.outcomes]
+        infos = [outcome for outcome in started.outcomes if isinstance(outcome, ImageInfo)]
+        if started.wait is None:
+            yield from (outcome for outcome in started.outcomes if isinstance(outcome, DataError))
+            return
         predictions = make_predictions(started.wait(), infos, self.step.classes, selection)
-        for outcome, prediction in zip(started.outcomes, predictions, strict=True):
-            yield outcome if isinstance(outcome, DataError) else prediction
+        for outcome in started.outcomes:
+            yield outcome if isinstance(outcome, DataError) else next(predictions)

@@ -19,6 +19,7 @@ from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.data.dataset import Split
 from reconv.device import Device, open_device
+from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
@@ -27,7 +28,7 @@ from reconv.inference.backends.backend import BackendName, InferenceBackend, Pre
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend, plain_network_recipe
 from reconv.inference.eval_data import ModelClasses
 from reconv.inference.evaluate import InferenceStep
-from reconv.inference.gpu_reader import GpuReader
+from reconv.inference.gpu_reader import MIN_IMAGES, GpuReader
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
@@ -80,7 +81,7 @@ class Predictor:
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
-    gpu_reader: GpuReader | None = None  # decodes a part of the JPEG files, with decoder="gpu"
+    gpu_reader: GpuReader | None = None  # decodes a part of the JPEG files of long lists
     _buffers: PixelBuffers = field(default_factory=lambda: PixelBuffers(False), compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
@@ -137,6 +138,8 @@ class Predictor:
         log: LogFunction = no_log,
     ) -> Predictor:
         """Load what was located; one of several processes on this machine takes its own device and share of cores."""
+        if (backend, decoder) == ("eager", "auto"):
+            decoder = "pillow"  # as in training, from the file to the logits
         saved = read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code, model=model)
         threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
         opened = open_device(device, threads, launch_env.local_rank)
@@ -152,10 +155,7 @@ class Predictor:
             weights=saved.weights,
             step=saved.step,
             backend=choose_backend(LoadedNetwork(saved.recipe, network, opened), backend, precision, log),
-            # As in training, from file to logits.
-            read=ImageReader(
-                saved.recipe.data.preprocess, "pillow" if (backend, decoder) == ("eager", "auto") else decoder
-            ),
+            read=ImageReader(saved.recipe.data.preprocess, decoder),
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
@@ -235,7 +235,8 @@ class Predictor:
         selection.check(self.recipe.task)
         items, _ = split_images(images)
         threads, num_threads = read_threads()
-        pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers, self.gpu_reader)
+        gpu = self.gpu_reader if self.gpu_reader is not None and self.gpu_reader.takes(len(items)) else None
+        pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers, gpu)
         predictions = PredictionList()
         for found in pipeline.run(items, selection, batch_size or self.batch_size):
             if isinstance(found, Prediction):
@@ -348,20 +349,23 @@ def read_threads() -> tuple[ThreadPoolExecutor, int]:
 
 
 def _open_gpu_reader(recipe: Recipe, device: Device, decoder: DecoderName) -> GpuReader | None:
-    """The reader of JPEG files on the GPU, where it was asked for."""
-    if decoder != "gpu":
-        return None
+    """What reads JPEG files on the GPU: where it was asked for, and for `auto` long lists on CUDA."""
     preprocess = recipe.data.preprocess
-    if preprocess.interpolation != "bilinear" or preprocess.channels != 3:
+    can_resize = preprocess.interpolation == "bilinear" and preprocess.channels == 3
+    if decoder == "gpu" and not can_resize:
         raise UsageError(
             "the GPU resizes color images bilinearly, and the model's preprocessing is different",
             where="--decoder gpu",
             why=f"interpolation {preprocess.interpolation}, {preprocess.channels} channels",
             then="omit --decoder",
         )
-    from reconv.device.nvjpeg import NvJpegDecoder
+    if decoder not in ("gpu", "auto") or not can_resize or (decoder == "auto" and device.kind != "cuda"):
+        return None
 
-    return GpuReader(NvJpegDecoder(device.torch))
+    def open_decoder() -> NvJpegDecoder:
+        return NvJpegDecoder(device.torch)
+
+    return GpuReader(open_decoder, min_images=0 if decoder == "gpu" else MIN_IMAGES)
 
 
 def _unreadable(image: ImageInput, error: DataError) -> Prediction:

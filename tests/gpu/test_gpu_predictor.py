@@ -18,7 +18,7 @@ from reconv.inference.backends.outputs import largest_difference
 from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_reader import ImageReader
 
-LIMITS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 0.1}
+LIMITS = {"fp32": 1e-3, "bf16": 0.1}
 
 
 def jpeg(number: int) -> bytes:
@@ -29,8 +29,7 @@ def jpeg(number: int) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("mode", LIMITS)
-@pytest.mark.parametrize("model", ["resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("model, mode", [("resnet18", "fp32"), ("resnet18", "bf16"), ("mobilenet_v2", "bf16")])
 def test_fused_graphs_equal_eager_at_every_batch_size(model: str, mode: str) -> None:
     overrides = [("model.name", model, "test"), ("precision.mode", mode, "test")]
     recipe, network, device = open_network("resnet50", overrides, "cuda")
@@ -39,7 +38,7 @@ def test_fused_graphs_equal_eager_at_every_batch_size(model: str, mode: str) -> 
     backend = choose_backend(loaded, "auto", "auto", said.append)
     assert backend.name == "fused", said
     eager = EagerBackend(recipe, network)
-    for num in (1, 3, 300):
+    for num in (1, 258):
         images = torch.randint(0, 256, (num, *loaded.image_shape), dtype=torch.uint8, device="cuda")
         expected = eager(images)
         assert largest_difference(backend(images), expected) <= LIMITS[mode], (num, backend.describe())
@@ -52,7 +51,8 @@ def test_the_gpu_reads_what_pillow_reads() -> None:
         pytest.skip(str(error))
     recipe, _, _ = open_network("resnet50", [], "cpu")
     read, files = ImageReader(recipe.data.preprocess, "pillow"), [jpeg(number) for number in range(6)]
-    reader = GpuReader(decoder, fraction=1.0)
+    reader = GpuReader(lambda: decoder, fraction=1.0)
+    assert reader.takes(1)
     found = reader.start(read, [*files, b"no image"]).result()
     reader.close()
     assert list(found.infos) == list(range(6)) and found.crops is not None and list(found.rejected) == [6]

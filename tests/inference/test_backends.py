@@ -93,6 +93,20 @@ def test_other_activations_and_gates_are_packed_too(model: str) -> None:
     assert sum(isinstance(module, PackedConvolution) for module in backend._forward.modules()) > 40
 
 
+def test_onnxruntime_equals_eager_and_its_export_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECONV_CACHE", str(tmp_path))
+    loaded = load_network(evaluate__tta="flip")
+    backend = choose_backend(loaded, "onnxruntime", "auto", print)
+    assert backend.difference is not None and backend.difference < 1e-5
+    [file] = tmp_path.rglob("*.onnx")
+    written = file.stat().st_mtime_ns
+    again = choose_backend(loaded, "onnxruntime", "auto", print)
+    assert file.stat().st_mtime_ns == written and list(tmp_path.rglob("*.onnx")) == [file]
+    images = images_of(loaded, 3)
+    assert torch.equal(again(images), backend(images))
+    assert largest_difference(again(images), EagerBackend(loaded.recipe, loaded.network)(images)) < 1e-5
+
+
 class WrongBackend(FoldedBackend):
     """A backend whose outputs are wrong by a hundredth."""
 
@@ -123,8 +137,8 @@ def test_what_a_device_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch)
     loaded = load_network()
     with pytest.raises(UsageError, match="fused does not run on cpu"):
         choose_backend(loaded, "fused", "auto", print)
-    with pytest.raises(UsageError, match="int8 needs"):
-        choose_backend(loaded, "auto", "int8", print)
+    with pytest.raises(UsageError, match="onnxruntime computes in fp32"):
+        choose_backend(load_network(precision__mode="fp64"), "onnxruntime", "auto", print)
     with pytest.raises(UsageError, match="no fp16 instructions"):
         choose_backend(loaded, "auto", "fp16", print)
 

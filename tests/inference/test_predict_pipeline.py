@@ -101,11 +101,24 @@ def test_images_that_the_gpu_rejects_are_read_by_the_host() -> None:
     files = [jpeg(number) for number in range(16)]
     files = [file + b"\0" * (number % 2) if number % 4 < 2 else file for number, file in enumerate(files)]
     read = ImageReader(PREPROCESS, "pillow")
-    reader = GpuReader(PillowDecoder(), fraction=0.5)
+    reader = GpuReader(PillowDecoder, fraction=0.5)
+    assert reader.takes(1)
     found = predict([*files, b"no image"], 2, read, reader)
     reader.close()
     assert isinstance(found[-1], DataError)
     assert scores(found) == pytest.approx(scores(predict(files, 1, read)), abs=2e-3)
+
+
+def test_without_a_decoder_on_the_gpu_the_host_reads_everything_unless_it_was_asked_for() -> None:
+    def missing() -> PillowDecoder:
+        raise UsageError("no torchvision")
+
+    optional, required = GpuReader(missing, min_images=100), GpuReader(missing)
+    assert not optional.takes(99) and not optional.takes(100) and not optional.takes(200)
+    with pytest.raises(UsageError, match="no torchvision"):
+        required.takes(1)
+    present = GpuReader(PillowDecoder, min_images=100)
+    assert [present.takes(num) for num in (99, 100, 99)] == [False, True, False]
 
 
 @pytest.mark.native

@@ -64,12 +64,6 @@ def choose_backend(
         raise UsageError(
             f"the backend {backend} does not run on {kind}", then=f"--backend {fastest}, or omit --backend"
         )
-    if precision == "int8" and backend != "onnxruntime":
-        raise UsageError(
-            "int8 needs a quantized model",
-            where="--precision",
-            then="--backend onnxruntime on a CPU, or reconv export RUN --to onnx --int8",
-        )
     chosen = choose_precision(loaded.recipe, loaded.device, precision)
     if backend == "eager" or (kind not in _FASTEST and backend == "auto"):
         return eager if precision == "auto" else _eager_in(loaded, chosen)
@@ -139,4 +133,10 @@ def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> Inferenc
         capture = loaded.device.graph_capture()
         assert capture is not None
         return FusedBackend(loaded.recipe, loaded.fold(precision), capture, loaded.device.torch, precision)
-    raise UsageError("the backend onnxruntime is not available yet", then="omit --backend")
+    if precision != "fp32":
+        raise UsageError(
+            f"the backend onnxruntime computes in fp32, not in {precision}", then="--precision fp32, or omit --backend"
+        )
+    from reconv.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(loaded.recipe, loaded.network.model)

@@ -13,7 +13,7 @@ from reconv.errors import UsageError
 from reconv.inference.backends.backend import Precision
 from reconv.recipe.schema import Recipe
 
-TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 0.5}
+TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # of weights; others: float32
 _HALF = {"bf16": "bf16", "bf16-all": "bf16", "fp16": "fp16", "16.16": "fp16", "16.32": "fp16"}
 

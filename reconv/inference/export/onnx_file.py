@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +23,30 @@ def write_onnx(
     module: nn.Module, example: Tensor, metadata: ExportMetadata, options: ExportOptions, folder: Path
 ) -> None:
     """Write the module to `model.onnx`, with the metadata in its `metadata_props`."""
-    program = trace(module, example, is_dynamic=metadata.batch is None)
+    exported = export_onnx(
+        module, example, tuple(metadata.outputs), options.opset or OPSET, is_dynamic=metadata.batch is None
+    )
+    exported.model.metadata_props.update(metadata.properties(MODEL_FILE))
+    exported.save(str(folder / MODEL_FILE))
+
+
+def export_onnx(
+    module: nn.Module, example: Tensor, outputs: Sequence[str], opset: int = OPSET, *, is_dynamic: bool = True
+) -> torch.onnx.ONNXProgram:
+    """The module as an ONNX program with the input `images` and these outputs."""
+    program = trace(module, example, is_dynamic=is_dynamic)
     with quiet_exporter():
         exported = torch.onnx.export(
             program,
             dynamo=True,
-            opset_version=options.opset or OPSET,
+            opset_version=opset,
             input_names=["images"],
-            output_names=list(metadata.outputs),
+            output_names=list(outputs),
             verbose=False,
         )
     assert exported is not None
     _name_batch(exported.model)
-    exported.model.metadata_props.update(metadata.properties(MODEL_FILE))
-    exported.save(str(folder / MODEL_FILE))
+    return exported
 
 
 def _name_batch(model: Any) -> None:
