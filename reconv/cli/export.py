@@ -103,7 +103,7 @@ def _print_result(result: ExportResult) -> None:
 
     report = result.report
     size = sum(file.stat().st_size for file in result.folder.glob(f"{result.model.stem}.*")) / 1e6
-    print_line(f"{result.folder}: {result.model.name}, {size:.1f} MB; run it: python {result.folder}/run.py IMAGE")
+    print_line(f"{result.folder}: {result.model.name}, {size:,.1f} MB; run it: python {result.folder}/run.py IMAGE")
     logits, decisions = report.get("logits"), report.get("decisions")
     if logits is not None and decisions is not None:
         print_line(

@@ -21,7 +21,7 @@ from PIL import Image
 import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import read_identity
-from reconv.errors import DataError, ExportError, RunLockedError, UsageError
+from reconv.errors import DataError, ExitCode, ExportError, RunLockedError, UsageError
 from reconv.inference.export import export_run
 from reconv.inference.export.export_folder import ExportFolder
 from reconv.inference.export.export_run import ExportResult
@@ -103,6 +103,7 @@ def test_a_model_that_differs_is_not_written(classifier: Path, tmp_path: Path, m
     monkeypatch.setattr(export_run, "run_script", lambda runtime: script)
     with pytest.raises(ExportError, match="was not written") as caught:
         reconv.export(classifier, to="safetensors", out=tmp_path / "out", samples=20)
+    assert caught.value.code == ExitCode.EXPORT == 9
     assert "prepares" in caught.value.why and "test image" in caught.value.why
     assert [path.name for path in tmp_path.iterdir()] == ["out.refused.json"]
     assert not json.loads((tmp_path / "out.refused.json").read_text())["passed"]
