@@ -1,4 +1,4 @@
-"""A few cases of every class of the fault matrix; `make faults` runs all of them."""
+"""A few cases of the main classes of the fault matrix; `make faults` runs all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 MATRIX = Path(__file__).parent / "matrix"
-CLASSES = "kill -9 at every,power,failing system,full,failing reads,damaged,signals,clock,limits,fuzzed,malicious"
-NUM_CLASSES, NUM_EACH = 12, 3
+CLASSES = "kill -9 at every,power,failing system,failing reads,damaged,signals"
+NUM_CLASSES, NUM_EACH = 6, 2
 
 
 @pytest.mark.native  # the layer is compiled
-@pytest.mark.parametrize("seed", [17])
-def test_a_sample_of_every_class_survives(seed: int) -> None:
-    command = [sys.executable, str(MATRIX), "--classes", CLASSES, "--sample", str(NUM_EACH), "--seed", str(seed)]
+def test_a_sample_of_the_main_classes_survives() -> None:
+    command = [sys.executable, str(MATRIX), "--classes", CLASSES, "--sample", str(NUM_EACH)]
     done = subprocess.run([*command, "--workers", "1"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = re.findall(r"^\| ([^|*]+) \| (\d+) \| (\d+) \|", done.stdout, re.MULTILINE)

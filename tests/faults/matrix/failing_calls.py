@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from killed import prepare
 from lab import FOREVER, Fault, Lab, train_args
 from preload import CALLS
 
@@ -33,8 +32,7 @@ CODES = {
 
 def cases(lab: Lab) -> Iterator[dict[str, Any]]:
     for start in ("new", "middle"):
-        run = prepare(lab, start, lab.new_folder())
-        counts = lab.command(train_args(run, "--resume"), Fault((), "nothing"), below=run).counts
+        counts = lab.counts(start)
         for call in CALLS:
             for number in range(1, counts[call] + 1):
                 for position, code in enumerate(CODES.get(call, ())):
@@ -44,7 +42,7 @@ def cases(lab: Lab) -> Iterator[dict[str, Any]]:
 
 
 def run(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
     code = getattr(errno, case["code"])
     last = FOREVER if case["forever"] else case["number"]
     ended = lab.command(

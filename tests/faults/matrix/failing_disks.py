@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from killed import prepare
 from lab import FOREVER, Fault, Lab, train_args
 from preload import CHANGES
 
@@ -40,8 +39,7 @@ DATA_SETTINGS = {"data__source": "folder", "data__subset_percent": "100"}
 
 def cases(lab: Lab) -> Iterator[dict[str, Any]]:
     for start in ("new", "middle"):
-        run = prepare(lab, start, lab.new_folder())
-        counts = lab.command(train_args(run, "--resume"), Fault((), "nothing"), below=run).counts
+        counts = lab.counts(start)
         for disk, (calls, _) in DISKS.items():
             total = sum(counts[call] for call in calls)
             for number in range(NUM_MOMENTS):
@@ -52,7 +50,7 @@ def cases(lab: Lab) -> Iterator[dict[str, Any]]:
 
 
 def run(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
     calls, code = DISKS[case["disk"]]
     fault = Fault(calls, "fail", case["first"], case["last"], getattr(errno, code))
     return lab.check(lab.command(train_args(run, "--resume"), fault, below=run), run, (6,))

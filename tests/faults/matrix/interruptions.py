@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from killed import prepare
 from lab import Ended, Fault, Lab, train_args
 from preload import CHANGES
 
@@ -24,8 +23,7 @@ NUM_PAIRS = 60
 def signal_cases(lab: Lab) -> Iterator[dict[str, Any]]:
     calls = (*CHANGES, "open")
     for start in ("new", "middle"):
-        run = prepare(lab, start, lab.new_folder())
-        counts = lab.command(train_args(run, "--resume"), Fault((), "nothing"), below=run).counts
+        counts = lab.counts(start)
         for number in range(1, sum(counts[call] for call in calls) + 1):
             yield {"start": start, "number": number, "again": 0, "signal": SIGNALS[number % len(SIGNALS)]}
     draw = random.Random(3)
@@ -35,7 +33,7 @@ def signal_cases(lab: Lab) -> Iterator[dict[str, Any]]:
 
 
 def run_signal(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
     number = getattr(signal, case["signal"])
     # A signal at call n, and with `again` one at each call up to n + again.
     fault = Fault((*CHANGES, "open"), "signal", case["number"], case["number"] + case["again"], number)
@@ -52,7 +50,7 @@ def clock_cases(lab: Lab) -> Iterator[dict[str, Any]]:
 
 
 def run_clock(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
     ended = lab.command(train_args(run, "--resume"), setup=lambda: lab.layer.set_clock(case["jump_s"], case["at"]))
     return lab.check(ended, run, ())
 
@@ -82,7 +80,7 @@ def limit_cases(lab: Lab) -> Iterator[dict[str, Any]]:
 
 
 def run_limit(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
 
     def limit() -> None:
         kind = getattr(resource, f"RLIMIT_{case['limit']}")
@@ -112,7 +110,7 @@ def run_pair(lab: Lab, case: dict[str, Any], folder: Path) -> str:
     """Two processes resume the same run at almost the same time; the second has code 8, or comes after the first."""
     from reconv.cli import main
 
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
 
     def other() -> None:
         pid = os.fork()

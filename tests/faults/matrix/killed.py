@@ -7,41 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab import Fault, Lab, copy_run, train_args
+from lab import Fault, Lab, train_args
 from preload import CHANGES
 
 NUM_PAIRS, NUM_MOMENTS = 300, 300
 
 
-def count_changes(lab: Lab, start: str) -> dict[str, int]:
-    """How many changing calls a training makes, by kind."""
-    run = prepare(lab, start, lab.new_folder())
-    ended = lab.command(train_args(run, "--resume"), Fault((), "nothing"), below=run)
-    if ended.code:
-        raise RuntimeError(ended.stderr)
-    return {call: ended.counts[call] for call in CHANGES}
-
-
-def prepare(lab: Lab, start: str, folder: Path) -> Path:
-    """A run directory that does not exist yet, or that of a run that was stopped in the middle."""
-    return copy_run(lab.middle, folder / "run") if start == "middle" else folder / "run"
-
-
 def cases_at_operations(lab: Lab) -> Iterator[dict[str, Any]]:
-    totals = {start: count_changes(lab, start) for start in ("new", "middle")}
-    for start, counts in totals.items():
-        for number in range(1, sum(counts.values()) + 1):
+    for start in ("new", "middle"):
+        counts = lab.counts(start)
+        total = sum(counts[call] for call in CHANGES)
+        for number in range(1, total + 1):
             yield {"start": start, "kills": [["kill", number]]}
         for number in range(1, counts["write"] + 1):
             yield {"start": start, "kills": [["tear_and_kill", number]]}
     draw = random.Random(1)
     for _ in range(NUM_PAIRS):
-        kills = [["kill", draw.randint(1, sum(counts.values()))] for _ in range(draw.randint(2, 3))]
+        kills = [["kill", draw.randint(1, total)] for _ in range(draw.randint(2, 3))]
         yield {"start": "new", "kills": kills}
 
 
 def run_at_operation(lab: Lab, case: dict[str, Any], folder: Path) -> str:
-    run = prepare(lab, case["start"], folder)
+    run = lab.start_run(case["start"], folder)
     for action, number in case["kills"]:
         calls = CHANGES if action == "kill" else ("write",)
         ended = lab.command(train_args(run, "--resume"), Fault(calls, action, number), below=run)

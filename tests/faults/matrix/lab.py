@@ -80,6 +80,7 @@ class Lab:
         self.folder = folder
         self.layer = Layer()
         self._number = 0
+        self._counts: dict[str, Mapping[str, int]] = {}
         self.sample: int | None = None  # how many cases of a class will be run
         self.warm_up()
         self.reference = folder / "reference"
@@ -156,6 +157,20 @@ class Lab:
         found = json.loads(result.read_text()) if result.exists() else {"num_struck": 1, "counts": {}}
         text = log.read_text(errors="replace") if log.exists() else ""
         return Ended(os.waitstatus_to_exitcode(status), text, found["num_struck"], is_late, found["counts"])
+
+    def start_run(self, start: str, folder: Path) -> Path:
+        """A run directory: of a run that was stopped in the middle, or one that does not exist yet (`new`)."""
+        return copy_run(self.middle, folder / "run") if start == "middle" else folder / "run"
+
+    def counts(self, start: str) -> Mapping[str, int]:
+        """How many calls of each kind a training makes on the files of its run."""
+        if start not in self._counts:
+            run = self.start_run(start, self.new_folder())
+            ended = self.command(train_args(run, "--resume"), Fault((), "nothing"), below=run)
+            if ended.code:
+                raise RuntimeError(f"the undisturbed training failed: {ended.stderr}")
+            self._counts[start] = ended.counts
+        return self._counts[start]
 
     def resume_problem(self, run: Path) -> str:
         """Resume without faults: why the result is not that of the undisturbed training, or nothing."""

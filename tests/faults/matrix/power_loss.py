@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from killed import prepare
 from lab import Lab, copy_run, train_args
 
 BLOCK_BYTES = 512
@@ -244,7 +243,7 @@ def recording(lab: Lab, start: str) -> tuple[Path, list[Operation]]:
     folder = lab.folder / f"recording-{start}"
     if not folder.exists():
         folder.mkdir()
-        run = prepare(lab, start, folder)
+        run = lab.start_run(start, folder)
         if start == "middle":
             copy_run(run, folder / "start")
         else:
