@@ -35,10 +35,10 @@ def cases(lab: Lab) -> Iterator[dict[str, Any]]:
         counts = lab.counts(start)
         for call in CALLS:
             for number in range(1, counts[call] + 1):
-                for position, code in enumerate(CODES.get(call, ())):
-                    yield {"start": start, "call": call, "number": number, "code": code, "forever": False}
-                    if position == number % len(CODES[call]):  # one code of each call lasts
-                        yield {"start": start, "call": call, "number": number, "code": code, "forever": True}
+                codes = CODES.get(call, ())
+                for forever in (False, True) if codes else ():
+                    code = codes[(number + forever) % len(codes)]
+                    yield {"start": start, "call": call, "number": number, "code": code, "forever": forever}
 
 
 def run(lab: Lab, case: dict[str, Any], folder: Path) -> str:
