@@ -220,7 +220,11 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
             return Path(os.path.abspath(path)), min(os.path.relpath(path), str(path), key=len) if where else name
         why = "" if not path.exists() else "it is a folder" if path.is_dir() else "it is not a regular file"
         beside = Path(f"{path}.yaml").is_file()
-    except (OSError, ValueError):  # not a valid file name
+    except OSError as error:
+        if is_machine_fault(error):
+            raise system_error(error) from error
+        beside = False
+    except ValueError:  # not a valid file name
         beside = False
     if beside:
         hint = f"did you mean the file {name}.yaml?"
@@ -239,7 +243,7 @@ def _read_preset(path: Path, shown: str) -> _Layer:
 
 def _read_layer(path: Path, shown: str) -> _Layer:
     try:
-        text = (path.read_bytes() if path.is_fifo() else read_bytes(path)).decode("utf-8-sig")  # a pipe of the shell
+        text = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         if is_machine_fault(error):
             raise system_error(error) from error

@@ -13,6 +13,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError, ExitCode, ResourceError, UnreadableDataError
 from reconv.logging.events import Event, TrainProgress
+from reconv.recipe.loader import load
 
 OVERRIDES = [
     ("length", "6step", "test"),
@@ -64,3 +65,16 @@ def test_a_data_file_that_the_system_refuses_to_read_is_never_left_out(code: int
     assert type(missing) is DataError and missing.code == ExitCode.DATA
     tolerant.add("train", 2, 0, missing)
     assert set(tolerant.known("train")) == {2}
+
+
+def test_a_recipe_that_the_system_refuses_to_look_up_is_not_a_recipe_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, **options: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
+    load(str(tmp_path / "mine.yaml"))
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(ResourceError, match=r"(?s)refused.*mine\.yaml.*EIO"):
+        load(str(tmp_path / "mine.yaml"))
