@@ -165,8 +165,8 @@ def cuda_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
     yield f"torch.compile bf16, Pillow in {cores} threads", plain_loop(eager, batch, "cuda", cores, compiled)
     for name, options in (
         ("Predictor, default", {}),
+        ("Predictor, --decoder native", {"decoder": "native"}),
         ("Predictor, --decoder pillow", {"decoder": "pillow"}),
-        ("Predictor, --decoder gpu", {"decoder": "gpu"}),
     ):
         start_s = time.perf_counter()
         try:

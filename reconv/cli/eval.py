@@ -9,10 +9,10 @@ import click
 
 from reconv.cli.options import (
     Command,
-    backend_options,
     emit_json,
     json_option,
     model_options,
+    network_options,
     percent,
     print_line,
     print_note,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from reconv.api import EvalResult
     from reconv.data.dataset import Split
     from reconv.inference.backends.backend import BackendName, Precision
-    from reconv.inference.image_reader import DecoderName
 
 _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
 _MAX_PAIRS = 5
@@ -62,7 +61,7 @@ _CLASS_COLUMNS = {
     "--devices", metavar="N", type=click.IntRange(min=1), help="Number of processes on this machine, one per device."
 )
 @model_options
-@backend_options
+@network_options
 @json_option
 def eval_command(
     run: str,
@@ -80,7 +79,6 @@ def eval_command(
     trust_code: bool,
     backend: BackendName,
     precision: Precision,
-    decoder: DecoderName,
     json_file: str | None,
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
@@ -114,7 +112,6 @@ def eval_command(
         recipe=recipe,
         backend=backend,
         precision=precision,
-        decoder=decoder,
         trust_code=trust_or_ask(trust_code),
         log=print_note,
     )

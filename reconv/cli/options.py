@@ -208,14 +208,19 @@ def model_options(command: CommandFunction) -> CommandFunction:
 
 def backend_options(command: CommandFunction) -> CommandFunction:
     """The options that choose how the network of RUN computes and how images are decoded."""
+    decoder = click.option(
+        "--decoder",
+        type=click.Choice(["auto", "pillow", "native", "gpu"]),
+        default="auto",
+        show_default=True,
+        help="What decodes JPEG images: Pillow, the compiled decoder, or that and the GPU's.",
+    )
+    return network_options(decoder(command))
+
+
+def network_options(command: CommandFunction) -> CommandFunction:
+    """The options that choose how the network of RUN computes."""
     for option in (
-        click.option(
-            "--decoder",
-            type=click.Choice(["auto", "pillow", "native", "gpu"]),
-            default="auto",
-            show_default=True,
-            help="What decodes JPEG images: Pillow, the compiled decoder, or the GPU's.",
-        ),
         click.option(
             "--precision",
             type=click.Choice(["auto", "fp32", "bf16", "fp16"]),

@@ -18,7 +18,6 @@ from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.image_reader import DecoderName
 from reconv.inference.load_model import read_saved_model
 from reconv.inference.model_evaluation import EvalResult, LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
@@ -47,7 +46,6 @@ class EvalArgs:
     recipe: str | None
     backend: BackendName
     precision: Precision
-    decoder: DecoderName
     trust_code: TrustCode
 
 
@@ -67,7 +65,6 @@ def evaluate(
     recipe: str | None = None,
     backend: BackendName = "auto",
     precision: Precision = "auto",
-    decoder: DecoderName = "auto",
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
@@ -76,11 +73,11 @@ def evaluate(
     `split` is `train`, `val` or `test`. Data without splits that is not the run's own is evaluated as a whole. With
     `samples`, only that many images are evaluated, and the result is marked as partial. With `per_class`, the result
     has an `analysis` by class. Several `devices` share the images, with the result of one; `log` must then be a
-    function that can be imported.
+    function that can be imported. `backend="eager"` repeats an evaluation made during training bit for bit.
     """
     args = EvalArgs(
         run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
-        decoder, trust_code,
+        trust_code,
     )  # fmt: skip
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
@@ -116,7 +113,6 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         device=args.device,
         backend=args.backend,
         precision=args.precision,
-        decoder=args.decoder,
         trust_code=args.trust_code,
         launch_env=process_group.launch_env,
         log=log,

@@ -18,7 +18,7 @@ from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.export.export_module import ExportClassifier, ExportNormalize, example_images
 from reconv.inference.export.onnx_file import OPSET, export_onnx
 from reconv.io.cache import cache_dir
-from reconv.models.ssd import SSDOutput
+from reconv.models import SSDOutput
 from reconv.recipe.schema import Recipe
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
