@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
@@ -94,6 +97,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         "README.md",
         "docs/report.png",
         "benchmarks/throughput.py",
+        "packaging/requirements.txt",
         "tests/test_coverage.py",
     } <= names
 
@@ -130,3 +134,16 @@ def test_torch_is_bounded_and_torchvision_fits_it_in_its_own_extras_alone() -> N
     found = {name: line for name, lines in extras.items() for line in lines if line.startswith("torchvision")}
     assert found == {"timm": "torchvision>=0.26,<0.29", "torchvision": "torchvision>=0.26,<0.29"}
     assert not any(line.startswith(("torchvision", "timm")) for line in project["dependencies"])
+
+
+def test_the_container_s_packages_are_pinned_and_satisfy_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "packaging" / "requirements.txt").read_text().splitlines()
+    pinned = {name: version for name, _, version in (line.partition("==") for line in lines if line[:1] != "#")}
+    extras = [line for extra in ("serve", "onnx", "detection") for line in project["optional-dependencies"][extra]]
+    needed = {canonicalize_name(found.name): found for found in map(Requirement, project["dependencies"] + extras)}
+    torch = re.findall(r"^ARG TORCH_VERSION=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(pinned) > len(needed) > 15
+    assert len(torch) == 2
+    assert all(needed.pop("torch").specifier.contains(version) for version in {*torch})
+    assert [name for name, found in needed.items() if not found.specifier.contains(pinned.get(name, "0"))] == []
