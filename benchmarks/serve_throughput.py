@@ -29,6 +29,7 @@ from benchmarks.http_load import Load, LoadResult, percentile_s, run_load
 from benchmarks.serve_servers import (
     LITSERVE,
     RECONV,
+    START_LIMIT_S,
     RunningServer,
     ServerConfig,
     cpu_configs,
@@ -88,6 +89,8 @@ class Bench:
             if settings.processes > 1
             else None
         )
+        if self._pool is not None:
+            list(self._pool.map(time.sleep, [1.0] * settings.processes))  # so that every process has started
 
     def load(self, row: Row, window_s: float, *, rate_per_s: float = 0.0, seed: int = 0) -> LoadResult:
         """A closed loop, or an open one of `rate_per_s`, on one server while the others stand still."""
@@ -223,9 +226,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def _wait_until_ready(rows: Sequence[Row]) -> tuple[list[Row], list[dict[str, str]]]:
     """The rows whose servers have started, suspended, and why others have not."""
-    ready, failed = [], []
+    ready, failed, deadline = [], [], time.monotonic() + START_LIMIT_S
     for row in rows:
-        why = row.running.wait_until_ready()
+        why = row.running.wait_until_ready(deadline)
         if why:
             failed.append({"server": _name(row), "why": why})
             _log(f"{_name(row)}: {why}")
@@ -256,7 +259,8 @@ def _results(bench: Bench, settings: Settings) -> dict[str, Any]:
         for row in bench.rows
     ]
     opened, highest = [], []
-    for ours in (row for row in bench.rows if row.config.is_compared):
+    compared = {row.config.precision: row for row in reversed(bench.rows) if row.config.is_compared}
+    for ours in compared.values():
         theirs = _best(bench.rows, LITSERVE, ours.config.precision)
         if theirs is None:
             continue
@@ -305,9 +309,9 @@ def markdown(results: dict[str, Any]) -> str:
     for row in results["closed"]:
         rates = row["per_s"]
         lines.append(
-            f"| {row['server']} | {row['precision']} | {row['options'] or 'none'} | {statistics.median(rates):,.1f} "
-            f"({min(rates):,.1f} to {max(rates):,.1f}) | {row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | "
-            f"{100 * row['top1_equal']:.1f} % | {row['errors']} |"
+            f"| {row['server']} | {row['precision']} | {row['options'] or 'defaults'} | "
+            f"{statistics.median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f}) | "
+            f"{row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | {100 * row['top1_equal']:.1f} % | {row['errors']} |"
         )
     lines += ["", *_ratios(results["closed"]), ""]
     lines += [
@@ -316,7 +320,7 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for row in results["open"]:
         lines.append(
-            f"| {row['server']} | {row['precision']} | {row['options'] or 'none'} | {row['rate_per_s']:,.1f} | "
+            f"| {row['server']} | {row['precision']} | {row['options'] or 'defaults'} | {row['rate_per_s']:,.1f} | "
             f"{row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | {row['requests']} | {row['errors']} |"
         )
     bound = f"{results['max_p99_ms']:,.0f} ms"
@@ -338,7 +342,8 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
         best = max(others, key=lambda other: statistics.median(other["per_s"]))
         ratios = [ours / theirs for ours, theirs in zip(row["per_s"], best["per_s"], strict=True) if theirs > 0]
         lines.append(
-            f"- {RECONV} {row['precision']}: {statistics.median(ratios):.2f} times the throughput of {LITSERVE} "
+            f"- {RECONV} {row['precision']}, {row['options'] or 'defaults'}: "
+            f"{statistics.median(ratios):.2f} times the throughput of {LITSERVE} "
             f"({best['options']}), {min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} rounds; "
             f"p99 {row['p99_ms']:,.0f} against {best['p99_ms']:,.0f} ms"
         )
