@@ -112,6 +112,8 @@ def _print_result(result: ExportResult) -> None:
             f"{decisions['num_different']:,} images"
         )
     if report["precision"] == "int8":
+        if logits is None:
+            print_line(f"checked in a fresh process on {report['data']}")
         print_line(int8_line(report))
     boxes = report.get("boxes")
     if boxes is not None:
