@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from reconv.inference.export.export_module import ExportClassifier
 from reconv.inference.export.package_networks import PackageNetwork, find_package_network, timm_names
 from reconv.inference.predictor import Predictor
 from reconv.io.atomic import write_atomic
+from reconv.models.external import import_package
 from reconv.recipe.code_fields import names_code
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def adapt_safetensors(
     ]
     networks = [network for network in found if network is not None]
     names = timm_names(predictor.recipe.model.name, predictor.module.state_dict()) if found[0] is not None else None
-    installed = [network for network in networks if importlib.util.find_spec(network.package) is not None]
+    installed = [network for network in networks if _can_import(network.package)]
     chosen = (installed or [PackageNetwork("reconv", predictor.recipe.model.name)])[0]
     extra = {
         "network_of": chosen.to_dict(),
@@ -87,6 +87,7 @@ def adapt_torchvision(
             why="a weights file is of use only with the network that it belongs to",
             then="export the whole network: --to onnx, or --to torch-export",
         )
+    import_package("torchvision")  # raises what to install, where its build does not fit torch
     return target, replace(metadata, extra={"network_of": network.to_dict(), "names": None})
 
 
@@ -108,6 +109,15 @@ def write_torchvision_pth(
 ) -> None:
     """Write `model.pth`, a state dict that torchvision's network loads strictly; read it with weights_only=True."""
     torch.save(_tensors(module), folder / PTH_FILE)
+
+
+def _can_import(package: str) -> bool:
+    """Whether a package is installed in a build that fits torch."""
+    try:
+        import_package(package)
+    except UsageError:
+        return False
+    return True
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
