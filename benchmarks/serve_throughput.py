@@ -262,7 +262,7 @@ def _results(bench: Bench, settings: Settings) -> dict[str, Any]:
     compared = {row.config.precision: row for row in reversed(bench.rows) if row.config.is_compared}
     for ours in compared.values():
         theirs = _best(bench.rows, LITSERVE, ours.config.precision)
-        if theirs is None:
+        if theirs is None or not theirs.capacity_per_s or not ours.capacity_per_s:
             continue
         for fraction in OPEN_FRACTIONS:
             opened += bench.open_loop([theirs, ours], fraction * theirs.capacity_per_s)
