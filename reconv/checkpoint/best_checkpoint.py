@@ -58,7 +58,7 @@ def read_best(run: RunDir) -> BestCheckpoint | None:
         return None
     except OSError as error:
         raise unreadable(run.best, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(run.best, f"is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -77,7 +77,7 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
             raise damaged(path, "is damaged: its digest does not match its content")
         entries = {name: FileEntry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
         manifest = Manifest(int(content["step"]), entries, str(content["run_id"]), str(content["recipe_digest"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
     for name in entries:
         if name != Path(name).name or name in ("", ".", "..", NAME):

@@ -120,7 +120,7 @@ class RunDir:
         """Whether the run has finished: exit code 0, and all steps done or stopped early."""
         try:
             summary: Any = json.loads(read_bytes(self.summary))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return False
         if not isinstance(summary, dict) or summary.get("exit_code") != 0:
             return False

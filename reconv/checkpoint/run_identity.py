@@ -59,7 +59,7 @@ def read_identity(run: RunDir) -> RunIdentity:
         raise _unusable(run, why) from error
     except OSError as error:
         raise unreadable(run.identity, error) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unusable(run, f"it is damaged: {type(error).__name__}: {error}") from error
 
 

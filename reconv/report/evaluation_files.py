@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from reconv.io.atomic import write_atomic
-from reconv.io.transient import naming, read_text
+from reconv.io.transient import naming, read_bytes
+from reconv.logging.json_lines import CHECKSUM, add_checksum, parse_record, verify_checksum
 
 EVALUATIONS_FILE = "evaluations.csv"
 # The analyses of the last evaluation and their versions; a file of another version is ignored.
@@ -88,13 +89,20 @@ def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None
 
 
 def _read_analysis(file: Path, version: int) -> Mapping[str, Any] | None:
+    """The content of a file; None if it is missing, damaged or of another version: the report does without it."""
     if not file.exists():
         return None
-    analysis: Mapping[str, Any] = json.loads(read_text(file))
-    return analysis if analysis.get("version") == version else None
+    line = read_bytes(file).removesuffix(b"\n")
+    try:
+        analysis = parse_record(line)
+    except ValueError:
+        return None
+    if verify_checksum(line) is False or analysis.get("version") != version:
+        return None
+    return {name: value for name, value in analysis.items() if name != CHECKSUM}
 
 
 def _write_analysis(file: Path, version: int, analysis: Mapping[str, Any]) -> None:
     content = {"version": version, **analysis}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    write_atomic(file, text + "\n")
+    write_atomic(file, add_checksum(text.encode("utf-8", "backslashreplace")) + b"\n")

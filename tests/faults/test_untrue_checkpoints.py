@@ -212,3 +212,9 @@ def test_a_checkpoint_without_optimizer_state_is_evaluated_but_not_resumed(run: 
     assert reconv.evaluate(run.path)[0].step == 6
     with pytest.raises(CheckpointError, match="the checkpoint has no optimizer"):
         train(run.path, resume=True)
+
+
+def test_deep_json_in_a_manifest_is_damage(run: RunDir) -> None:
+    (run.checkpoints / NEWEST / "manifest.json").write_bytes(b'{"a":' * 20_000)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        reconv.evaluate(run.checkpoints / NEWEST)

@@ -9,7 +9,11 @@ import pytest
 from classification_analysis_example import classification_example
 from run_example import write_run
 
-from reconv.report.evaluation_files import CLASSIFICATION_FILE, write_classification_analysis
+from reconv.report.evaluation_files import (
+    CLASSIFICATION_FILE,
+    read_classification_analysis,
+    write_classification_analysis,
+)
 from reconv.report.html import render
 
 
@@ -79,3 +83,14 @@ def test_a_class_whose_name_is_not_utf8_is_shown_escaped(run: Path) -> None:
 def test_an_analysis_of_another_version_is_ignored(run: Path) -> None:
     (run / CLASSIFICATION_FILE).write_text(json.dumps({"version": 99}))
     assert "Classification analysis" not in render([run])
+
+
+def test_a_damaged_analysis_is_left_out(tmp_path: Path) -> None:
+    analysis = {"step": 3, "rows": [{"name": "é", "num_images": 4}]}
+    write_classification_analysis(tmp_path, analysis)
+    assert read_classification_analysis(tmp_path) == {"version": 1, **analysis}
+    file = tmp_path / "classification.json"
+    content = file.read_bytes()
+    for damaged in (content.replace(b"num_images", b"num_imagas"), content[:20], b"", b'{"a":' * 20_000, b"\xff\xfe"):
+        file.write_bytes(damaged)
+        assert read_classification_analysis(tmp_path) is None
