@@ -95,7 +95,7 @@ def test_evaluate_and_training_use_the_same_tta_views(tmp_path: Path) -> None:
     results = {}
     for tta in ("none", "flip-translate"):
         run = reconv.train("cifar10-fast", out=tmp_path / tta, overrides=given(evaluate__tta=tta), device="cpu")
-        [again] = reconv.evaluate(run.folder, device="cpu")
+        [again] = reconv.evaluate(run.folder, device="cpu", backend="eager")
         history = CheckpointStore(run.folder / "checkpoints").load(again.path).state["history"]
         assert again.metrics == history[-1]["metrics"]
         results[tta] = again.metrics["loss"]

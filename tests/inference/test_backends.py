@@ -18,7 +18,7 @@ from reconv.inference.backends import choose
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
 from reconv.inference.backends.eager_backend import EagerBackend
 from reconv.inference.backends.folded_backend import FoldedBackend
-from reconv.inference.backends.fused_backend import MAX_BATCH, FusedBackend, graph_batch
+from reconv.inference.backends.fused_backend import FusedBackend, graph_batch
 from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.predictor import Predictor
@@ -57,16 +57,17 @@ def fused_backend(loaded: LoadedNetwork) -> FusedBackend:
 
 
 @pytest.mark.parametrize("tta", ["none", "flip"])
-def test_fused_graphs_pad_and_split_batches_of_any_size(tta: str) -> None:
+def test_fused_graphs_pad_and_split_batches_of_any_size(tta: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconv.inference.backends.fused_backend.MAX_BATCH", 8)
     loaded = load_network(evaluate__tta=tta)
     eager, fused = EagerBackend(loaded.recipe, loaded.network), fused_backend(loaded)
-    sizes = (3, 1, 5, MAX_BATCH + 2)
+    sizes = (3, 1, 5, 8 + 2)
     kept = [(fused(images_of(loaded, num)), images_of(loaded, num)) for num in sizes]
     for found, images in kept:  # a later run must not overwrite what an earlier one returned
         expected = eager(images)
         assert found.shape == expected.shape and not found.is_inference()
         assert largest_difference(found, expected) < 1e-5
-    assert sorted(fused._graphs) == [1, 2, 4, 8, MAX_BATCH] and not fused.notes
+    assert sorted(fused._graphs) == [1, 2, 4, 8] and not fused.notes
 
 
 def test_a_graph_holds_the_next_power_of_two() -> None:

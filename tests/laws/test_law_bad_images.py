@@ -166,7 +166,7 @@ def test_bad_image_count_continues_after_resume(damaged: Path, tmp_path: Path) -
 def test_evaluate_skips_the_same_images_and_logs_them(damaged: Path, tmp_path: Path) -> None:
     outcome = run(damaged, tmp_path / "run")
     said: list[str] = []
-    [result] = reconv.evaluate(outcome.folder.path, log=said.append)
+    [result] = reconv.evaluate(outcome.folder.path, backend="eager", log=said.append)
     assert (result.num_samples, result.skipped) == (7, 1)
     assert len(said) == 1
     assert "02.png" in said[0]
