@@ -70,7 +70,7 @@ def server(
 ) -> Iterator[ServerProcess]:
     """A server of three models; the first is the classifier."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    with ServerProcess(log, classifier, f"boxes={detector}", f"labels={multilabel}") as process:
+    with ServerProcess(log, classifier, f"boxes={detector}", f"labels={multilabel}", "--backend", "eager") as process:
         yield process
 
 

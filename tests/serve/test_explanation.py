@@ -24,7 +24,7 @@ def test_the_input_is_what_the_network_saw_and_each_class_has_its_map(
     server: ServerProcess, classifier: Path, images: list[bytes]
 ) -> None:
     plain, answer = server.predict(images[3]).json, server.predict(images[3], "?explain=true").json
-    predictor = reconv.load(classifier, device="cpu", log=lambda text: None)
+    predictor = reconv.load(classifier, device="cpu", backend="eager", log=lambda text: None)
     sample = predictor.read(images[3])
     assert answer["predictions"] == plain["predictions"]
     assert np.array_equal(np.asarray(decode(answer["input"])), sample.pixels[0].numpy())

@@ -20,7 +20,7 @@ INFER = "/v2/models/quickstart/infer"
 
 @pytest.fixture(scope="module")
 def predictor(classifier: Path) -> Predictor:
-    return reconv.load(classifier, device="cpu", log=lambda text: None)
+    return reconv.load(classifier, device="cpu", backend="eager", log=lambda text: None)
 
 
 def infer(server: ServerProcess, tensor: dict[str, Any], path: str = INFER, **more: Any) -> Answer:
@@ -107,7 +107,9 @@ def test_outputs_can_be_binary(server: ServerProcess, predictor: Predictor, imag
 
 
 def test_boxes_are_padded_tensors_with_counts(server: ServerProcess, detector: Path, images: list[bytes]) -> None:
-    predictions = reconv.load(detector, device="cpu", log=lambda text: None).predict(images, min_score=0.2)
+    predictions = reconv.load(detector, device="cpu", backend="eager", log=lambda text: None).predict(
+        images, min_score=0.2
+    )
     found = outputs(infer(server, encoded(images), "/v2/models/boxes/infer", parameters={"min_score": 0.2}))
     counts = [len(prediction.boxes or ()) for prediction in predictions]
     assert found["counts"] == {"name": "counts", "datatype": "INT64", "shape": [8], "data": counts}

@@ -18,7 +18,7 @@ from reconv.api import Predictor
 
 
 def load(run: Path) -> Predictor:
-    return reconv.load(run, device="cpu", log=lambda text: None)
+    return reconv.load(run, device="cpu", backend="eager", log=lambda text: None)
 
 
 @pytest.fixture(scope="module")

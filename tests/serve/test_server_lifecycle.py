@@ -24,7 +24,7 @@ from reconv.serve.server import name_models, open_port
 def test_sigterm_finishes_what_has_begun_and_exits_with_zero(
     classifier: Path, tmp_path: Path, images: list[bytes]
 ) -> None:
-    with ServerProcess(tmp_path / "log.txt", classifier, "--drain-s", "5") as server:
+    with ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "5") as server:
         head = (
             f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(images[0])}"
         )
@@ -83,7 +83,9 @@ def test_new_checkpoints_are_taken_over_without_a_dropped_or_wrong_answer(
     copy = copy_run(classifier, tmp_path / "run")
     expected: dict[int, Any] = {}
     for step in (22, 66):
-        predictor = reconv.load(classifier / "checkpoints" / f"step-{step:09d}", device="cpu", log=lambda text: None)
+        predictor = reconv.load(
+            classifier / "checkpoints" / f"step-{step:09d}", device="cpu", backend="eager", log=lambda text: None
+        )
         expected[step] = [predictor.predict([image])[0].to_dict()["classes"] for image in images]
     assert expected[22] != expected[66]
     answers: list[tuple[int, int, Any]] = []
@@ -99,7 +101,8 @@ def test_new_checkpoints_are_taken_over_without_a_dropped_or_wrong_answer(
         connection.close()
 
     log = tmp_path / "log.txt"
-    with ServerProcess(log, copy.path, "--follow", "--max-batch", "1", wait_until_ready=False) as server:
+    args = (copy.path, "--follow", "--backend", "eager", "--max-batch", "1")
+    with ServerProcess(log, *args, wait_until_ready=False) as server:
         check_that_it_waits(server, images[0])
         add_checkpoint(classifier, copy, 22)
         server.wait_until_ready()

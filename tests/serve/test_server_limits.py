@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from server_process import Answer, ServerProcess, ask, json_images
 
+import reconv
+
 TOKEN = "correct-horse-battery"
 LIMITS = (
     "--max-body-mb",
@@ -39,6 +41,19 @@ def limited(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def authorized(server: ServerProcess, body: bytes, token: str = TOKEN, content_type: str = "image/png") -> Answer:
     return server.request("POST", "/predict", body, content_type, {"Authorization": f"Bearer {token}"})
+
+
+def test_the_fastest_backend_gives_the_bits_of_predict_too(
+    limited: ServerProcess, classifier: Path, images: list[bytes]
+) -> None:
+    predictor = reconv.load(classifier, device="cpu", log=lambda text: None)
+    described = limited.request("GET", "/models", headers={"Authorization": f"Bearer {TOKEN}"}).json["models"][0]
+    assert described["backend"] == predictor.backend.name
+    alone, several = (predictor.predict(some) for some in (images[:1], images))
+    found = authorized(limited, images[0]).json["predictions"]
+    assert [each["classes"] for each in found] == [each.to_dict()["classes"] for each in alone]
+    found = authorized(limited, json_images(images), content_type="application/json").json["predictions"]
+    assert [each["classes"] for each in found] == [each.to_dict()["classes"] for each in several]
 
 
 def receive_all(connection: socket.socket) -> bytes:
