@@ -260,7 +260,7 @@ enum { NOWHERE = 64, BLOCK = 80 }; /* a block has one more place, for steps that
 
 typedef struct {
     reader r;
-    int means[3];
+    uint32_t means[3]; /* unsigned: sums may exceed 31 bits in files of strangers; the low 16 bits count */
     size_t segment;
     int first, end;      /* MCUs of the segment */
     const uint8_t *stop; /* after the segment's last byte */
@@ -282,7 +282,7 @@ JPEG_INLINE int skip_mcu(cursor *c, const jpeg_frame *f) {
         for (int block = plane->across * plane->down; block > 0; block--) {
             int difference = read_dc(&c->r, plane->dc);
             if (difference == NO_DC || skip_ac(&c->r, plane->ac) < 0) return 0;
-            c->means[i] += difference;
+            c->means[i] += (uint32_t)difference;
         }
     }
     return !is_past(c);
@@ -303,13 +303,13 @@ JPEG_INLINE int read_mcu(cursor *c, const jpeg_frame *f, int column, const uint8
                 int difference = read_dc(&c->r, plane->dc);
                 int last = difference == NO_DC ? -1 : read_ac(&c->r, plane->ac, place, block);
                 if (last < 0) return 0;
-                int mean = c->means[i] += difference;
+                int16_t mean = (int16_t)(c->means[i] += (uint32_t)difference);
                 uint8_t *out = plane->strip + 8 * down * plane->stride + (column * plane->across + across) * 8;
                 if (last == 0) {
-                    fill_block((int16_t)((int16_t)mean * plane->quantiser[0]), out, plane->stride);
+                    fill_block((int16_t)(mean * plane->quantiser[0]), out, plane->stride);
                     continue;
                 }
-                block[0] = (int16_t)mean;
+                block[0] = mean;
                 idct(block, plane->quantiser, out, plane->stride);
                 memset(block, 0, 64 * sizeof *block);
             }
