@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
+    PIPE_CLOSED = 141  # nobody reads the output any more, as in `reconv recipes | head -1`
     TERMINATED = 143  # SIGTERM or another stop signal, and no checkpoint was saved
 
 
@@ -164,6 +165,13 @@ class InterruptedRunError(ReconvError):
 
     def __init__(self, what: str = "Interrupted before a checkpoint was saved") -> None:
         super().__init__(what, then="run the same command with --resume")
+
+
+class PipeClosedError(ReconvError):
+    """Whatever read the output of a command has ended; there is nobody to tell."""
+
+    code = ExitCode.PIPE_CLOSED
+    is_reported = True
 
 
 class TerminatedError(ReconvError):

@@ -10,8 +10,6 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -24,6 +22,7 @@ from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, evenly_spa
 from reconv.data.decode.pillow import to_image
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
+from reconv.io.temporary_folder import temporary_folder
 from reconv.recipe.data_fields import AugmentConfig
 from reconv.trainer.build.datasets import Datasets
 from reconv.trainer.prepare_run import PreparedRun
@@ -59,10 +58,10 @@ def open_data_paths(run: PreparedRun, num_images: int, log: Callable[[str], None
         found.append(
             DataPath(NO_ANTIALIAS, replace(subset_run, recipe=run.recipe.model_copy(update={"augment": augment})))
         )
-    with TemporaryDirectory(prefix="reconv-bench-") as directory:
+    with temporary_folder("bench") as directory:
         for name, options in PACKED.items() if _are_files(subset_run.datasets.train) else ():
             log(f"packing {len(subset_run.datasets.train):,} images: {options.text}")
-            copy = Path(directory) / name
+            copy = directory / name
             convert(
                 {"train": subset_run.datasets.train},
                 None,

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from reconv.checkpoint.manifest import damaged, unreadable
+from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors, write_atomic
-from reconv.io.transient import read_bytes
+from reconv.io.bounded import read_json_object
 
 if TYPE_CHECKING:
     from reconv.checkpoint.run_dir import RunDir
@@ -50,7 +51,7 @@ def best_in_state(state: Mapping[str, Any]) -> BestCheckpoint | None:
 def read_best(run: RunDir) -> BestCheckpoint | None:
     """The content of `best.json`, if any."""
     try:
-        content = json.loads(read_bytes(run.best))
+        content = read_json_object(run.best, read_limits.RUN_JSON_BYTES)
         return BestCheckpoint(
             int(content["step"]), str(content["metric"]), float(content["value"]), str(content["weights"])
         )
@@ -58,7 +59,7 @@ def read_best(run: RunDir) -> BestCheckpoint | None:
         return None
     except OSError as error:
         raise unreadable(run.best, error) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise damaged(run.best, f"is damaged: {type(error).__name__}: {error}") from error
 
 

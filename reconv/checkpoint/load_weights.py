@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
 from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
 from reconv.errors import CheckpointError
+from reconv.io.bounded import open_file
 
 _EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")
@@ -83,13 +85,13 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
         has_background = num_classes is not None and HEAD in state and len(state[HEAD]) == num_classes + 1
         return to_resnet(tensors, drop_background=True) if has_background else state
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
         payload: Any = safetensors.torch.load_file(path) if is_safetensors else _unpickle(path)
     except FileNotFoundError as error:
         raise CheckpointError("no such weights file", where=str(path), then=f"ls '{path.parent}'") from error
     except (OSError, safetensors.SafetensorError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     tensors = payload if is_safetensors else _find_tensors(payload, path, prefer_ema)
     return _strip_wrappers(tensors, path)
 
@@ -177,7 +179,19 @@ def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> tup
     return max(counts.items(), key=lambda item: item[1], default=("", 0))
 
 
+def _check_not_compressed(path: Path) -> None:
+    """Raise for a zip archive with compressed members: torch writes none, and a small one can fill the memory."""
+    try:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            compressed = next((m for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED), None)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
+        return  # torch has an older format, and its own message for damaged files
+    if compressed is not None:
+        raise _unreadable(path, f"its member {compressed.filename} is compressed, which torch's files never are")
+
+
 def _unpickle(path: Path) -> Any:
+    _check_not_compressed(path)
     try:
         # Checkpoints of torchvision and timm contain their command line as a Namespace, which runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import Any
 
 from reconv import __version__
 from reconv.errors import CheckpointError, UnreadableRunError
+from reconv.io import read_limits
 from reconv.io.atomic import FileSystem
+from reconv.io.bounded import TooLargeError, parse_shallow_json
 from reconv.io.transient import is_machine_fault, retry_transient
 
 NAME = "manifest.json"
 FORMAT = 2  # 2: run_id and recipe_digest
 _CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,9 @@ def render(manifest: Manifest) -> bytes:
 def read(folder: Path, files: FileSystem | None = None) -> Manifest:
     """Read the manifest of a checkpoint directory; raises `CheckpointError` when it is missing or damaged."""
     path = folder / NAME
-    text = _bytes(path, files or FileSystem())
+    text = _bytes(path, files or FileSystem(), read_limits.MANIFEST_BYTES)
     try:
-        content = json.loads(text)
+        content = parse_shallow_json(text)
         found = content.pop("digest")
         if content["format"] != FORMAT:
             raise _other_format(path, content["format"])
@@ -77,17 +82,17 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
             raise damaged(path, "is damaged: its digest does not match its content")
         entries = {name: FileEntry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
         manifest = Manifest(int(content["step"]), entries, str(content["run_id"]), str(content["recipe_digest"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
     for name in entries:
-        if name != Path(name).name or name in ("", ".", "..", NAME):
-            raise damaged(path, f"lists {name!r}, which is not a file in the directory")
+        if not _NAME.fullmatch(name) or name == NAME:
+            raise damaged(path, f"lists {name!r:.80}, which is not a file in the directory")
     return manifest
 
 
 def digest(folder: Path) -> str:
     """A short hash that identifies this checkpoint, from its manifest."""
-    return hashlib.sha256(_bytes(folder / NAME, FileSystem())).hexdigest()[:16]
+    return hashlib.sha256(_bytes(folder / NAME, FileSystem(), read_limits.MANIFEST_BYTES)).hexdigest()[:16]
 
 
 def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
@@ -138,7 +143,7 @@ def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
 
 def read_verified(path: Path, entry: FileEntry, files: FileSystem) -> bytes:
     """The content of a file, checked against its entry."""
-    data = _bytes(path, files)
+    data = _bytes(path, files, entry.num_bytes)
     if len(data) != entry.num_bytes:
         raise damaged(path, f"has {len(data)} bytes instead of {entry.num_bytes}")
     _check_sha256(path, hashlib.sha256(data).hexdigest(), entry)
@@ -172,9 +177,12 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _bytes(path: Path, files: FileSystem) -> bytes:
+def _bytes(path: Path, files: FileSystem, max_bytes: int) -> bytes:
     def read() -> bytes:
         with files.open(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise TooLargeError(path, size, max_bytes)
             return file.read()
 
     try:

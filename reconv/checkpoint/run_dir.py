@@ -7,16 +7,17 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from reconv.errors import ResourceError, RunLockedError, UsageError
+from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors
-from reconv.io.transient import read_bytes
+from reconv.io.bounded import NotRegularFileError, NotTextError, TooLargeError, read_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +120,17 @@ class RunDir:
     def is_finished(self) -> bool:
         """Whether the run has finished: exit code 0, and all steps done or stopped early."""
         try:
-            summary: Any = json.loads(read_bytes(self.summary))
-        except (FileNotFoundError, ValueError, RecursionError):
+            summary = read_json_object(self.summary, read_limits.SUMMARY_BYTES)
+        except (FileNotFoundError, NotRegularFileError, TooLargeError, NotTextError, ValueError):
             return False
-        if not isinstance(summary, dict) or summary.get("exit_code") != 0:
+        if summary.get("exit_code") != 0:
             return False
         if summary.get("stopped_early"):
             return True
         steps, total_steps = summary.get("steps"), summary.get("total_steps")
-        return steps is None or total_steps is None or int(steps) >= int(total_steps)
+        if steps is None or total_steps is None:
+            return True
+        return isinstance(steps, int) and isinstance(total_steps, int) and steps >= total_steps
 
     def lock(self) -> RunLock:
         """Lock the run directory for this process; raises `RunLockedError` if another process holds the lock."""
@@ -166,8 +169,11 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
+            with disk_errors(path):
+                if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+                    raise NotRegularFileError(path, mode)
             _lock(descriptor, path)
             with disk_errors(path):
                 os.ftruncate(descriptor, 0)

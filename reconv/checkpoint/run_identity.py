@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from reconv import __version__
 from reconv.checkpoint.manifest import unreadable
 from reconv.errors import CheckpointError
+from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors, write_atomic
-from reconv.io.transient import read_bytes
+from reconv.io.bounded import read_json_object
 
 if TYPE_CHECKING:
     from reconv.checkpoint.run_dir import RunDir
@@ -47,11 +48,12 @@ class RunIdentity:
 def read_identity(run: RunDir) -> RunIdentity:
     """The content of `run.json`; raises `CheckpointError` if there is none."""
     try:
-        content = json.loads(read_bytes(run.identity))
+        content = read_json_object(run.identity, read_limits.RUN_JSON_BYTES)
         if content["format"] != FORMAT:
             raise _unusable(run, f"it has format {content['format']}, and Reconv {__version__} reads format {FORMAT}")
         run_id, digests = content["run_id"], content["recipe_digests"]
-        if not (isinstance(run_id, str) and run_id and digests and all(isinstance(d, str) for d in digests)):
+        is_list = isinstance(digests, list) and digests and all(isinstance(digest, str) for digest in digests)
+        if not (isinstance(run_id, str) and run_id and is_list):
             raise TypeError("run_id or recipe_digests is not a text")
         return RunIdentity(run_id, tuple(digests))
     except FileNotFoundError as error:

@@ -30,7 +30,9 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.weights_metadata import with_header
 from reconv.errors import CheckpointError, UnreadableRunError
+from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
+from reconv.io.bounded import parse_shallow_json
 from reconv.io.transient import retry_transient
 
 STATE = "state.json"
@@ -332,10 +334,12 @@ def _load(path: Path, files: FileSystem) -> tuple[LoadedCheckpoint, Manifest]:
 def _read_state(path: Path, manifest: Manifest, files: FileSystem) -> dict[str, Any]:
     if STATE not in manifest.files:
         raise manifests.damaged(path / STATE, f"is not listed in {manifests.NAME}")
+    if (num_bytes := manifest.files[STATE].num_bytes) > read_limits.STATE_BYTES:
+        raise malformed(path / STATE, f"it has {num_bytes:,} bytes, more than {read_limits.STATE_BYTES:,}")
     data = manifests.read_verified(path / STATE, manifest.files[STATE], files)
     try:
-        state = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        state = parse_shallow_json(data)
+    except ValueError as error:
         raise malformed(path / STATE, f"not JSON: {error}") from error
     if not isinstance(state, dict):
         raise malformed(path / STATE, f"a {type(state).__name__} instead of an object")

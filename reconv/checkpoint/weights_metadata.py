@@ -17,6 +17,7 @@ import safetensors
 from pydantic import ValidationError
 
 from reconv.errors import CheckpointError
+from reconv.io.bounded import open_file, parse_shallow_json
 from reconv.recipe.schema import Recipe
 
 KEY = "reconv"
@@ -79,8 +80,8 @@ def read_metadata(path: Path) -> WeightsMetadata | None:
     if len(text) > MAX_BYTES:
         raise _malformed(path, f"it has {len(text):,} bytes, more than {MAX_BYTES:,}")
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_shallow_json(text)
+    except ValueError as error:
         raise _malformed(path, f"not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -105,7 +106,7 @@ def read_metadata(path: Path) -> WeightsMetadata | None:
 def read_header(path: Path) -> dict[str, str]:
     """All metadata in the header of a safetensors file, unchecked; empty for other files."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if file.read(9)[8:] != b"{":  # eight bytes of length, then a JSON header
                 return {}
         with safetensors.safe_open(path, "pt") as weights:

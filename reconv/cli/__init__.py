@@ -75,6 +75,7 @@ for _command in (check, show):
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with the documented exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may be ASCII, and file names may be any bytes
     code = _run(args)
@@ -112,8 +113,9 @@ def _run(args: list[str]) -> int:
         if isinstance(error, OSError) and error.errno is not None:
             from reconv.io.atomic import system_error
 
-            _print_error(str(system_error(error)), debug)
-            return ExitCode.RESOURCES
+            refused = system_error(error)
+            _print_error(str(refused), debug)
+            return refused.code
         return _unexpected(error, debug)
 
 
@@ -134,6 +136,12 @@ def _interrupted(args: Sequence[str]) -> str:
         return "Interrupted."
     again = "the same command" if "--resume" in args else "the same command with --resume"
     return f"Interrupted before a checkpoint was saved. Earlier checkpoints are kept; to continue, run {again}."
+
+
+def _open_closed_streams() -> None:
+    """Discard output where the caller has closed stdout or stderr, which Python represents as None."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _flush_streams() -> None:

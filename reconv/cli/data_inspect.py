@@ -40,7 +40,7 @@ _PATHS_SHOWN = 5
     show_default=True,
     help="Folder for check.json and contact.png.",
 )
-@click.option("--workers", metavar="N", type=click.IntRange(min=1), help="Decoding threads; default: one per core.")
+@click.option("--workers", metavar="N", type=click.IntRange(1, 1024), help="Decoding threads; default: one per core.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @json_option
 def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str | None) -> None:

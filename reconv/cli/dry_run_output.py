@@ -59,7 +59,9 @@ def _print_event(event: Event) -> None:
     from reconv.logging.events import LogMessage, RunPlanned
 
     if isinstance(event, RunPlanned):
-        for line in (f"{event.recipe}: {event.model}, {event.total_steps:,} steps", *event.lines):
+        from reconv.recipe.plan_text import count
+
+        for line in (f"{event.recipe}: {event.model}, {count(event.total_steps, 'step')}", *event.lines):
             print_line(line)
     elif isinstance(event, LogMessage):
         print_line(event.text)
@@ -68,6 +70,7 @@ def _print_event(event: Event) -> None:
 def dry_run_lines(result: DryRunResult, *, compile_only: bool) -> list[str]:
     """The result of a dry run as text; what was not measured is left out."""
     from reconv.logging import formatting as fmt
+    from reconv.recipe.plan_text import count
 
     lines = [
         f"setup {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"
@@ -83,8 +86,8 @@ def dry_run_lines(result: DryRunResult, *, compile_only: bool) -> list[str]:
             f"for data ({wait} of the time)"
         )
     if result.estimated_s is not None:
-        lines.append(f"all {result.total_steps:,} steps will take about {fmt.clock_time(result.estimated_s)}")
+        lines.append(f"all {count(result.total_steps, 'step')} will take about {fmt.clock_time(result.estimated_s)}")
     if result.checkpoint_bytes is not None and result.estimated_disk_bytes is not None:
         each = fmt.size(result.checkpoint_bytes)
         lines.append(f"checkpoints of {each}, at most {fmt.size(result.estimated_disk_bytes)} on disk")
-    return [*lines, *result.notes, f"dry run of {result.steps} steps: nothing was kept"]
+    return [*lines, *result.notes, f"dry run of {count(result.steps, 'step')}: nothing was kept"]

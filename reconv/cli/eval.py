@@ -58,7 +58,7 @@ _CLASS_COLUMNS = {
     "--samples", metavar="N", type=click.IntRange(min=1), help="Evaluate on N images only; the result is partial."
 )
 @click.option(
-    "--devices", metavar="N", type=click.IntRange(min=1), help="Number of processes on this machine, one per device."
+    "--devices", metavar="N", type=click.IntRange(1, 256), help="Number of processes on this machine, one per device."
 )
 @model_options
 @network_options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from reconv.errors import ResourceError, UsageError
+from reconv.errors import PipeClosedError, ResourceError, UsageError
 from reconv.printable import printable
 
 if TYPE_CHECKING:
@@ -125,6 +125,12 @@ class CommandGroup(click.Group):
     """A group that suggests the closest command for a misspelled one."""
 
     command_class = Command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click would exit with 1
+            raise PipeClosedError("nobody reads the output") from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -42,7 +42,7 @@ from reconv.errors import UsageError
 @click.option("--lr", metavar="X", help="Learning rate as in 0.1, 2^-11 or '0.1 per 256' (schedule.lr).")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one per device.")
+@click.option("--devices", metavar="N", type=click.IntRange(1, 256), help="Processes on this machine, one per device.")
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, e.g. eth1 or 10.0.0.0/16.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Random seed.")
 @click.option("--model", metavar="NAME", shell_complete=complete_models, help="Another network, by its name.")

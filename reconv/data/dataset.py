@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.errors import DataError
+from reconv.io import read_limits
 
 if TYPE_CHECKING:
     from reconv.data.boxes.annotations import Annotation
@@ -54,6 +55,27 @@ def multi_hot(labels: Sequence[int], num_classes: int) -> npt.NDArray[np.float32
 
 class LabelError(DataError):
     """A wrong label or annotation: always an error, even where unreadable images are tolerated."""
+
+
+def name_problem(name: str) -> str | None:
+    """What is wrong with a class name; None if nothing is."""
+    if len(name) > read_limits.CLASS_NAME_CHARS:
+        return (
+            f"a class name has {len(name):,} characters, more than {read_limits.CLASS_NAME_CHARS:,}: {name[:40]!r}..."
+        )
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        return f"a class name is not valid Unicode: {name!r:.80}"
+    return None
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Raise where there are more classes than supported, or names that cannot be saved and shown."""
+    problem = next(filter(None, map(name_problem, names)), None)
+    if len(names) > read_limits.CLASSES:
+        problem = f"there are {len(names):,} classes, more than {read_limits.CLASSES:,}"
+    if problem is not None:
+        then = "correct the labels or the names; docs/data.md lists the limits"
+        raise DataError("these classes are not supported", where=where, why=problem, then=then)
 
 
 class Dataset(Protocol):

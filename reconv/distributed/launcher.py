@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import resource_tracker
@@ -27,6 +26,7 @@ from reconv.distributed.failure import choose_failure, read_failures, write_fail
 from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
 from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
 from reconv.io.stop_signals import handled_stop_signals
+from reconv.io.temporary_folder import temporary_folder
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -40,8 +40,8 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
     """
     for name in _TORCH_LOGGERS:  # errors of ranks are reported here
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="reconv-devices-") as folder:
-        return _launch(num_processes, Path(folder), work, args)
+    with temporary_folder("devices") as folder:
+        return _launch(num_processes, folder, work, args)
 
 
 def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:

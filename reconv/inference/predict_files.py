@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import TrustCode
 from reconv.data.decode.pillow import decode_image
-from reconv.data.readers.folder import is_image_name
+from reconv.data.readers.folder import walk_images
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
 from reconv.inference.backends.backend import BackendName, Precision
@@ -46,7 +47,8 @@ def predict(
     See `Predictor.load` and `Predictor.predict` for the options. A detector can also write a copy of each image with
     its boxes to the folder `save_images`.
     """
-    files = list({file.path: file for path in dict.fromkeys(map(Path, paths)) for file in image_files(path)}.values())
+    named = (file for path in dict.fromkeys(map(Path, paths)) for file in image_files(path, log))
+    files = list({file.path: file for file in named}.values())
     predictor = Predictor.load(
         run,
         best=best,
@@ -81,15 +83,16 @@ def _log_threshold(run_dir: RunDir | None, log: LogFunction) -> None:
         )
 
 
-def image_files(path: Path) -> list[ImageFile]:
-    """The image at a path, or every image in a folder."""
-    if path.is_dir():
+def image_files(path: Path, log: LogFunction = no_log) -> list[ImageFile]:
+    """The image at a path, or those in a folder and its subfolders."""
+    if os.path.isdir(path):
         # A file with an image's name that cannot be read is reported when it is opened, so it is not filtered here.
-        files = sorted(file for file in path.rglob("*") if is_image_name(file.name) and not file.is_dir())
+        files = walk_images(path)
         if not files:
             raise DataError("there is no image in this folder", where=str(path))
-        return [ImageFile(file, is_named=False) for file in files]
-    if not path.exists():
+        log(f"{len(files):,} image{'s' * (len(files) > 1)} in {path} and its subfolders; links are not followed")
+        return [ImageFile(Path(file), is_named=False) for file in files]
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise DataError("no such image", where=str(path))
     return [ImageFile(path)]
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from reconv.errors import ResourceError
-from reconv.io.transient import naming, open_regular, retry_transient
+from reconv.errors import ReconvError, ResourceError, UsageError
+from reconv.io.bounded import open_file
+from reconv.io.transient import naming, retry_transient
 
 _CHUNK_BYTES = 8 << 20
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -22,6 +23,11 @@ _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_A_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
+_BAD_NAMES = {
+    errno.ENAMETOOLONG: "a file name may have 255 bytes, a path 4,095",
+    errno.ELOOP: "it is a symbolic link that leads to itself",
+}
+_MAX_NAME = 100  # characters that are printed
 _OTHER_FOLDER = "choose another folder with --out DIR"
 
 
@@ -69,8 +75,8 @@ class FileSystem:
         return shutil.disk_usage(path).free
 
     def open(self, path: Path) -> io.BufferedReader:
-        """Open a file for reading."""
-        return open_regular(path)
+        """Open a regular file for reading."""
+        return open_file(path)
 
     def listdir(self, path: Path) -> list[str]:
         """The sorted names in a folder."""
@@ -204,12 +210,16 @@ def disk_error(
     )
 
 
-def system_error(error: OSError, folder: Path | None = None) -> ResourceError:
+def system_error(error: OSError, folder: Path | None = None) -> ReconvError:
     """The error for whatever the system has refused; `folder` is named if the error names no file."""
     name = error.filename if isinstance(error.filename, str | bytes | os.PathLike) else None
     path = folder if name is None else Path(os.fsdecode(name))
     if path is not None and error.errno in _DISK_FULL | _NOT_PERMITTED:
         return disk_error(path, error)
+    if path is not None and error.errno in _BAD_NAMES:
+        name = str(path)
+        shown = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}... ({len(name):,} characters)"
+        return UsageError(f"not a usable path: {shown}", why=_BAD_NAMES[error.errno], then="use another path")
     limit = "; raise the limit of open files: ulimit -n 8192" if error.errno in _TOO_MANY_FILES else ""
     return ResourceError(
         "the system refused to read or write a file",

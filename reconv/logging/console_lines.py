@@ -109,7 +109,8 @@ class ConsoleLines:
     def _plan(self, event: RunPlanned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
         self._num_classes, self._monitored_weights = event.num_classes, event.monitored_weights
-        length = f"{self._epochs} {'epoch' if self._epochs == '1' else 'epochs'}, {event.total_steps:,} steps"
+        epochs = "epoch" if self._epochs == "1" else "epochs"
+        length = f"{self._epochs} {epochs}, {event.total_steps:,} step{'s' * (event.total_steps != 1)}"
         size = f"{fmt.parameters(event.num_parameters, event.num_trained)}" if event.num_parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []

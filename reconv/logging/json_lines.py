@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
-from reconv.io.transient import naming, open_regular
+from reconv.io.bounded import open_file
+from reconv.io.transient import naming
 
 MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 4_000_000
@@ -42,7 +43,7 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file that are not blank; those beyond the limits as one without content."""
     num_bytes = 0
-    with naming(path), open_regular(path) as file:
+    with naming(path), open_file(path) as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
@@ -52,17 +53,21 @@ def read_lines(path: Path) -> Iterator[Line]:
                 return
             has_newline = line.endswith(b"\n")
             if len(line) > MAX_LINE_BYTES and not has_newline:
-                yield Line(number, None, _skip_line(file))
+                num_skipped, has_newline = _skip_line(file, MAX_FILE_BYTES - num_bytes)
+                num_bytes += num_skipped
+                yield Line(number, None, has_newline)
             elif line.strip():
                 yield Line(number, line.removesuffix(b"\n"), has_newline)
 
 
-def _skip_line(file: BinaryIO) -> bool:
-    """Read to the end of the line, and return whether it has one."""
-    while part := file.readline(MAX_LINE_BYTES):
+def _skip_line(file: BinaryIO, max_bytes: int) -> tuple[int, bool]:
+    """Read to the end of the line or of the limit; returns the number of bytes, and whether the line has an end."""
+    num_bytes = 0
+    while num_bytes <= max_bytes and (part := file.readline(MAX_LINE_BYTES)):
+        num_bytes += len(part)
         if part.endswith(b"\n"):
-            return True
-    return False
+            return num_bytes, True
+    return num_bytes, False
 
 
 def add_checksum(line: bytes) -> bytes:

@@ -169,13 +169,19 @@ def _group(values: Values) -> Iterator[Derivation]:
         yield Derivation("batch.group", group, f"{size} = {size // group} x {group}, in parts of at most {MAX_GROUP}")
 
 
+def _epochs(number: float) -> str:
+    return "epoch" if number == 1 else "epochs"
+
+
 def _length(values: Values) -> Iterator[Derivation]:
     amount, steps = _amount(values), values.steps_per_epoch
     fewest, most = amount.epochs
     wanted = math.ceil(amount.steps / steps)
     epochs = min(most, max(fewest, wanted))
     start = "from scratch" if values.weights is None else "from weights"
-    why = f"{start}: {amount.steps:,} steps / {steps:,} per epoch = {wanted:,} epochs, from {fewest} to {most}"
+    why = (
+        f"{start}: {amount.steps:,} steps / {steps:,} per epoch = {wanted:,} {_epochs(wanted)}, from {fewest} to {most}"
+    )
     yield Derivation("length", Duration(epochs, "ep"), why)
 
 
@@ -240,7 +246,7 @@ def _evaluations(field: str) -> Callable[[Values], Iterator[Derivation]]:
         length: Duration = values["length"]
         if length.unit == "ep" and length.value >= 1:
             every = math.ceil(length.value / MAX_EVALUATIONS)
-            why = f"{length.value:g} epochs, at most {MAX_EVALUATIONS} times"
+            why = f"{length.value:g} {_epochs(length.value)}, at most {MAX_EVALUATIONS} times"
             yield Derivation(field, Duration(every, "ep"), why)
         else:
             yield Derivation(field, Duration(20, "%"), "five times in the run")

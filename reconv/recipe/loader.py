@@ -21,8 +21,9 @@ from pydantic_core import ErrorDetails
 
 from reconv.custom_code import anchor, is_file_path
 from reconv.errors import RecipeError, one_of
+from reconv.io import read_limits
 from reconv.io.atomic import system_error
-from reconv.io.transient import is_machine_fault, read_bytes
+from reconv.io.transient import is_machine_fault
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
 from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
@@ -58,6 +59,7 @@ _MAY_CHANGE = (
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 _FITTED = Origin(OVERRIDES - 2, 0, "fitted")  # values that follow what the user wrote
 _DERIVED = Origin(OVERRIDES - 3, 0, "derived")  # values that follow from the data
+_MAX_EXPLAINED = 100  # problems of a recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,18 +244,14 @@ def _read_preset(path: Path, shown: str) -> _Layer:
 
 
 def _read_layer(path: Path, shown: str) -> _Layer:
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except OSError as error:
-        if is_machine_fault(error):
-            raise system_error(error) from error
-        raise RecipeError(f"cannot read the recipe: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
+    text = document.read_file(path)
     content = document.read(text)
     if content.broken:
         problems = [(Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
         raise _error(shown, problems, then="correct this line; the rest of the file was not read")
+    if len(content.lines) > read_limits.RECIPE_KEYS:
+        why = f"it has {len(content.lines):,} keys, and a recipe has at most {read_limits.RECIPE_KEYS:,}"
+        raise RecipeError("this is not a recipe", where=str(path), why=why)
     if not content.tree and not content.problems:
         raise RecipeError("the recipe is empty", where=str(path), then="start with, for example, extends: resnet50")
     _split_schedule(content)
@@ -332,8 +330,8 @@ def _add_override(draft: Draft, override: Override) -> None:
     name, value, origin_text = override
     origin = Origin(OVERRIDES, len(draft.problems), origin_text)
     path = tuple(name.split("."))
-    if "" in path or name == "extends":
-        draft.problems.append((origin, f"{name!r} is not a field; write SECTION.FIELD=VALUE"))
+    if "" in path or name == "extends" or len(path) > read_limits.NESTING:
+        draft.problems.append((origin, f"{name!r:.80} is not a field; write SECTION.FIELD=VALUE"))
         return
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -409,8 +407,9 @@ def _validate(draft: Draft) -> Recipe | None:
         by_path: dict[document.Path, list[ErrorDetails]] = {}
         for detail in details:
             by_path.setdefault(_place(draft.tree, detail), []).append(detail)
-        for path, group in by_path.items():
-            draft.problems.append((draft.origin(path), explain(path, group)))
+        for number, (path, group) in enumerate(by_path.items()):
+            if number < _MAX_EXPLAINED:  # each is compared with all fields
+                draft.problems.append((draft.origin(path), explain(path, group)))
             faulty.add(".".join(path))
         tree = _without(tree, set(by_path))
 

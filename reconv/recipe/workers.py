@@ -8,14 +8,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from reconv.errors import ResourceError
 from reconv.recipe.data_fields import Decoder, why_not_native
 from reconv.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from reconv.recipe.plan import Facts
+    from reconv.recipe.plan import Facts, Plan
 
 AUTO_THREADS = 8  # more would wait for the GIL, which each holds for a tenth of the time
-AUTO_PROCESSES = 32  # each takes about 0.2 GB
+WORKER_BYTES = 200_000_000  # of a decoding process, measured
+AUTO_PROCESSES = 32
 MANY_IMAGES = 10_000  # per epoch; with fewer, starting processes costs more than they save
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
@@ -63,6 +65,22 @@ def backend(recipe: Recipe, facts: Facts) -> str:
     if recipe.data.backend != "auto":
         return recipe.data.backend
     return "processes" if _uses_processes(recipe, facts) else "threads"
+
+
+def check_worker_memory(plan: Plan, recipe: Recipe, num_ranks: int, available_bytes: int | None) -> None:
+    """Raise if the decoding processes asked for, on all ranks of this machine, cannot fit into its memory."""
+    num_workers = recipe.data.num_workers
+    if num_workers == "auto" or plan.backend not in ("processes", "gpu") or available_bytes is None:
+        return
+    most = available_bytes // (WORKER_BYTES * num_ranks)
+    if num_workers > most:
+        on = f" on each of {num_ranks} ranks" * (num_ranks > 1)
+        raise ResourceError(
+            f"{num_workers:,} decoding processes{on} do not fit into the memory",
+            where=f"data.num_workers: {num_workers}",
+            why=f"each takes about {WORKER_BYTES / 1e9:.1f} GB, and {available_bytes / 1e9:.1f} GB are available",
+            then=f"--workers {most}" + (", or fewer" if most else ", which decodes in the main process"),
+        )
 
 
 def gpu_decode_fraction(recipe: Recipe, facts: Facts) -> float:

@@ -10,12 +10,21 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 
+from reconv.errors import RecipeError
+from reconv.io import read_limits
+from reconv.io.atomic import system_error
+from reconv.io.bounded import read_text
+from reconv.io.transient import is_machine_fault
+
 Path = tuple[str, ...]  # of keys, from the root
 
+_MAX_DIGITS = 100  # of an integer; Python refuses to print one of many thousands
+_SHELL_PIPES = ("/dev/fd/", "/proc/")
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = (
     ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
@@ -53,11 +62,19 @@ class Document:
 class _Loader(yaml.SafeLoader):
     """Composes nodes only; values are made by `_value`, which knows just the tags of `_SCALARS`."""
 
+    level = 0  # of the node that is being composed
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            text = "aliases (*name) are not allowed in recipes; share values with extends"
+            text = "aliases (*name) are not allowed; write the value out, or share values of recipes with extends"
             raise yaml.composer.ComposerError(None, None, text, self.current_event.start_mark)
-        return super().compose_node(parent, index)
+        self.level += 1
+        if self.level > read_limits.NESTING:
+            text = f"nested too deeply: more than {read_limits.NESTING} levels"
+            raise yaml.composer.ComposerError(None, None, text, self.get_mark())
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -82,15 +99,31 @@ _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG +
 _Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(_TAG + "seq", items, flow_style=True))
 
 
+def read_file(path: FilePath) -> str:
+    """The text of a recipe file."""
+    is_pipe = str(path).startswith(_SHELL_PIPES) and path.is_fifo()  # reconv train <(...)
+    try:
+        return (path.read_bytes() if is_pipe else read_text(path, read_limits.RECIPE_BYTES)).decode("utf-8-sig")
+    except OSError as error:
+        if is_machine_fault(error):
+            raise system_error(error) from error
+        raise RecipeError(f"cannot read the recipe: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
+
+
 def read(text: str) -> Document:
     """The document in `text`; never raises on bad text, but lists its problems."""
     document = Document()
+    if len(text) > read_limits.RECIPE_BYTES:
+        long = f"it has {len(text):,} characters, more than {read_limits.RECIPE_BYTES:,}"
+        return Document(problems=[YamlProblem(1, long)], broken=True)
     try:
         node = _compose(text)
         if isinstance(node, yaml.MappingNode):
             document.tree = _mapping(node, (), document)
             return document
-        problem = None if node is None else YamlProblem(_line(node), "a recipe consists of `key: value` lines")
+        problem = None if node is None else YamlProblem(_line(node), "it must consist of `key: value` lines")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = YamlProblem(
@@ -165,12 +198,14 @@ def _value(node: yaml.Node, path: Path, document: Document) -> Any:
         except (ValueError, KeyError):
             text = f"{'.'.join(path)}: cannot be read as {kind}: {node.value[:40]}"
     else:
-        text = f"{'.'.join(path)}: tags ({node.tag}) are not allowed in recipes"
+        text = f"{'.'.join(path)}: tags ({node.tag}) are not allowed"
     document.problems.append(YamlProblem(_line(node), text))
     return None
 
 
 def _int(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError
     return int(text, 0 if text[:2] in ("0x", "0o") else 10)
 
 

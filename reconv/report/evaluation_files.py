@@ -9,14 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reconv.io import read_limits
 from reconv.io.atomic import write_atomic
-from reconv.io.transient import naming, read_bytes
-from reconv.logging.json_lines import CHECKSUM, add_checksum, parse_record, verify_checksum
+from reconv.io.bounded import parse_shallow_json, read_text
+from reconv.io.transient import is_machine_fault
+from reconv.logging.json_lines import CHECKSUM, add_checksum, verify_checksum
 
 EVALUATIONS_FILE = "evaluations.csv"
 # The analyses of the last evaluation and their versions; a file of another version is ignored.
@@ -37,23 +39,30 @@ class CheckpointScore:
     metrics: dict[str, float]
 
 
-def read_scores(run_dir: Path) -> list[CheckpointScore]:
-    """The rows of `evaluations.csv`; none if there is no such file."""
-    file = run_dir / EVALUATIONS_FILE
-    if not file.exists():
+def read_scores(run_dir: Path, report: Callable[[str], None] = lambda problem: None) -> list[CheckpointScore]:
+    """The rows of `evaluations.csv`; none if there is no such file, or if it is damaged, which is reported."""
+    try:
+        text = read_text(run_dir / EVALUATIONS_FILE, read_limits.EVALUATIONS_BYTES).decode()
+        return [_score(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+    except FileNotFoundError:
         return []
-    with naming(file), file.open(newline="", encoding="utf-8") as lines:
-        return [
-            CheckpointScore(
-                int(row["step"]),
-                row["weights"],
-                row["checkpoint"],
-                row["data"],
-                int(row["num_samples"]),
-                {name: float(value) for name, value in row.items() if name not in _KEY_COLUMNS and value},
-            )
-            for row in csv.DictReader(lines)
-        ]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        if isinstance(error, OSError) and is_machine_fault(error):
+            raise
+        report(_left_out(EVALUATIONS_FILE, error))
+        return []
+
+
+def _score(row: Mapping[str, str]) -> CheckpointScore:
+    metrics = {name: float(value) for name, value in row.items() if name not in _KEY_COLUMNS and value}
+    return CheckpointScore(
+        int(row["step"]), row["weights"], row["checkpoint"], row["data"], int(row["num_samples"]), metrics
+    )
+
+
+def _left_out(name: str, error: Exception) -> str:
+    why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return f"{name} is damaged and was left out ({why})"
 
 
 def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
@@ -68,9 +77,11 @@ def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
     write_atomic(run_dir / EVALUATIONS_FILE, text.getvalue())
 
 
-def read_classification_analysis(run_dir: Path) -> Mapping[str, Any] | None:
-    """The content of `classification.json`; None if there is none, or one of another version."""
-    return _read_analysis(run_dir / CLASSIFICATION_FILE, CLASSIFICATION_VERSION)
+def read_classification_analysis(
+    run_dir: Path, report: Callable[[str], None] = lambda problem: None
+) -> Mapping[str, Any] | None:
+    """The content of `classification.json`; None if there is none, one of another version, or a damaged one."""
+    return _read_analysis(run_dir / CLASSIFICATION_FILE, CLASSIFICATION_VERSION, report)
 
 
 def write_classification_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None:
@@ -78,9 +89,11 @@ def write_classification_analysis(run_dir: Path, analysis: Mapping[str, Any]) ->
     _write_analysis(run_dir / CLASSIFICATION_FILE, CLASSIFICATION_VERSION, analysis)
 
 
-def read_detection_analysis(run_dir: Path) -> Mapping[str, Any] | None:
-    """The content of `detection.json`; None if there is none, or one of another version."""
-    return _read_analysis(run_dir / DETECTION_FILE, DETECTION_VERSION)
+def read_detection_analysis(
+    run_dir: Path, report: Callable[[str], None] = lambda problem: None
+) -> Mapping[str, Any] | None:
+    """The content of `detection.json`; None if there is none, one of another version, or a damaged one."""
+    return _read_analysis(run_dir / DETECTION_FILE, DETECTION_VERSION, report)
 
 
 def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None:
@@ -88,16 +101,21 @@ def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None
     _write_analysis(run_dir / DETECTION_FILE, DETECTION_VERSION, analysis)
 
 
-def _read_analysis(file: Path, version: int) -> Mapping[str, Any] | None:
+def _read_analysis(file: Path, version: int, report: Callable[[str], None]) -> Mapping[str, Any] | None:
     """The content of a file; None if it is missing, damaged or of another version: the report does without it."""
-    if not file.exists():
-        return None
-    line = read_bytes(file).removesuffix(b"\n")
     try:
-        analysis = parse_record(line)
-    except ValueError:
+        line = read_text(file, read_limits.ANALYSIS_BYTES).removesuffix(b"\n")
+        analysis = parse_shallow_json(line)
+        if not isinstance(analysis, dict) or verify_checksum(line) is False:
+            raise ValueError("its checksum does not match")
+    except FileNotFoundError:
         return None
-    if verify_checksum(line) is False or analysis.get("version") != version:
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_machine_fault(error):
+            raise
+        report(_left_out(file.name, error))
+        return None
+    if analysis.get("version") != version:
         return None
     return {name: value for name, value in analysis.items() if name != CHECKSUM}
 

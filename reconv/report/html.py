@@ -14,7 +14,8 @@ from reconv.report import page, sections
 from reconv.report.classifier_section import classification
 from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
-from reconv.report.markup import el
+from reconv.report.evaluation_files import CLASSIFICATION_FILE, DETECTION_FILE
+from reconv.report.markup import Html, el
 from reconv.report.run_record import RunRecord, load_run_record, with_distinct_labels
 from reconv.report.summary import summarize_record
 
@@ -47,6 +48,14 @@ def write_report(run_dir: Path, live: page.LivePage | None = None) -> Path:
     return path
 
 
+def _analysis(section: Callable[[RunRecord], Html], record: RunRecord, name: str) -> Html:
+    """A section of an analysis file; a notice where its content is not what this version writes."""
+    try:
+        return section(record)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
+        return el("p", {"class": "warning"}, f"{name} is damaged or of another version, and was left out.")
+
+
 def _report(record: RunRecord, live: page.LivePage | None) -> str:
     summary = summarize_record(record)
     return page.document(
@@ -57,8 +66,8 @@ def _report(record: RunRecord, live: page.LivePage | None) -> str:
             sections.header(record, summary, live),
             sections.cards(record, summary),
             sections.curves(record, summary),
-            classification(record),
-            detection(record),
+            _analysis(classification, record, CLASSIFICATION_FILE),
+            _analysis(detection, record, DETECTION_FILE),
             sections.messages(record),
             sections.bad_images(record),
             sections.image_sections(record),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from reconv.errors import RecipeError
-from reconv.io.transient import read_text
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -72,7 +72,7 @@ class RunRecord:
     scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
     classification: Mapping[str, Any] | None = None  # analysis of a classifier's last evaluation
     detection: Mapping[str, Any] | None = None  # of a detector's
-    problems: tuple[str, ...] = ()  # what of events.jsonl is left out, as messages
+    problems: tuple[str, ...] = ()  # what of the files is left out, as messages
     unverified_lines: tuple[int, ...] = ()  # numbers of the lines that are left out
     num_unchecked: int = 0  # lines that have no checksum
     label_parts: int = 2  # of the path that are its label
@@ -112,6 +112,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
     """Read a run directory."""
     file = read_event_file(run_dir / "events.jsonl")
     events = file.events
+    problems = file.problems()
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")
     plan = next(iter(_events_of_type(kept, RunPlanned)), None)
@@ -130,10 +131,10 @@ def load_run_record(run_dir: Path) -> RunRecord:
         images=tuple(_events_of_type(kept, ImageLogged)),
         messages=tuple(_events_of_type(kept, LogMessage)),
         data_wait=next(iter(_events_of_type(kept, DataWait)), None),
-        scores=tuple(read_scores(run_dir)),
-        classification=read_classification_analysis(run_dir),
-        detection=read_detection_analysis(run_dir),
-        problems=tuple(file.problems()),
+        scores=tuple(read_scores(run_dir, problems.append)),
+        classification=read_classification_analysis(run_dir, problems.append),
+        detection=read_detection_analysis(run_dir, problems.append),
+        problems=tuple(problems),
         unverified_lines=tuple(sorted((*file.damaged, *file.unreadable))),
         num_unchecked=len(file.unchecked),
     )
@@ -153,11 +154,11 @@ def _events_of_type(events: Sequence[Event], event_type: type[E]) -> list[E]:
 
 
 def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
-    if not path.exists():
+    if not os.path.lexists(path):
         return "", {}
     from reconv.recipe import yaml_document
 
-    text = read_text(path)
+    text = yaml_document.read_file(path)
     document = yaml_document.read(text)
     if document.broken:
         problem = document.problems[0]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reconv.errors import ExitCode
+from reconv.io import read_limits
 from reconv.io.atomic import write_atomic
-from reconv.io.transient import read_text
+from reconv.io.bounded import read_json_object
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
@@ -34,8 +35,7 @@ def write_summary(run_dir: Path) -> dict[str, Any]:
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """The content of a run's `summary.json`."""
-    summary: dict[str, Any] = json.loads(read_text(run_dir / "summary.json"))
-    return summary
+    return read_json_object(run_dir / "summary.json", read_limits.SUMMARY_BYTES)
 
 
 def summarize_record(record: RunRecord) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Nothing is left of a dry run but its result.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from reconv.custom_code import code_errors
 from reconv.data.readers.dataset_factory import select
+from reconv.io.temporary_folder import temporary_folder
 from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
 from reconv.logging.events import CheckpointSaved, DataWait, EvalFinished, Event, RunPlanned, TrainProgress
@@ -90,8 +90,8 @@ def _dry_run(args: RunArgs, steps: int | None, on_event: Callable[[Event], None]
         if on_event is not None:
             on_event(event)
 
-    with tempfile.TemporaryDirectory(prefix="reconv-dry-run-") as folder:
-        args = replace(args, out=Path(folder) / "run")
+    with temporary_folder("dry-run") as folder:
+        args = replace(args, out=folder / "run")
         with TrainingRun.from_args(args, collect) as run:
             short = _shorten(run, steps)
             with code_errors():

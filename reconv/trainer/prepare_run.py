@@ -21,6 +21,7 @@ from reconv.recipe.data_fields import Decoder
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
 from reconv.recipe.resolved import fit_to_data
 from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import check_worker_memory
 from reconv.trainer.build.code import import_code
 from reconv.trainer.build.data_context import choose_gpu_decode_fraction
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
@@ -95,6 +96,7 @@ def prepare_run(
         )
         facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
         plan = make_plan(recipe, facts, resolved.lines)
+        check_worker_memory(plan, recipe, launch_env.local_world_size, available_memory_bytes(Machine()))
         restore_point.check_step(plan.total_steps)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         device = open_device(args.device, plan.threads, launch_env.local_rank)

@@ -23,10 +23,10 @@ from reconv.checkpoint.store import LoadedCheckpoint, open_store
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
 from reconv.io.atomic import write_atomic
-from reconv.io.transient import read_text
 from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
 from reconv.logging.formatting import resume_command
 from reconv.printable import printable_lines
+from reconv.recipe import yaml_document
 from reconv.recipe.adapt import show
 from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.plan_text import count as plural
@@ -215,7 +215,7 @@ def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
 
 def check_recipe_unchanged(run_dir: RunDir) -> None:
     """Raise if `recipe.yaml` of a run was edited in fields that determine the result."""
-    if recipe_digest(read_text(run_dir.recipe)) in read_identity(run_dir).recipe_digests:
+    if recipe_digest(yaml_document.read_file(run_dir.recipe)) in read_identity(run_dir).recipe_digests:
         return
     raise RecipeError(
         "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run_dir)]),

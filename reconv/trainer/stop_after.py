@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from reconv.errors import UsageError
 
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(step|ep|s|min|h)s?\s*")
+_MAX_NUMBER = 1e15
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -29,9 +30,9 @@ class StopAfter:
             return cls()
         match = _PATTERN.fullmatch(text)
         number, unit = (float(match[1]), match[2]) if match else (0.0, "")
-        if number <= 0 or (unit == "step" and number != int(number)):
+        if not 0 < number < _MAX_NUMBER or (unit == "step" and number != int(number)):
             raise UsageError(
-                f"--stop-after takes a number of steps or epochs or a time, not {text!r}",
+                f"--stop-after takes a number of steps or epochs or a time, not {text!r:.80}",
                 then="for example --stop-after 100step, 2ep, 30min or 3h",
             )
         if unit in _SECONDS:

@@ -172,7 +172,19 @@ def test_a_closed_stdout_causes_no_traceback() -> None:
     )
     os.close(write_end)
     assert done.stderr == ""
-    assert done.returncode == 1
+    assert done.returncode == ExitCode.PIPE_CLOSED
+
+
+def test_output_to_a_closed_stdout_is_discarded() -> None:
+    script = f"exec '{sys.executable}' -m reconv recipes >&-"
+    done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_name_that_is_too_long_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["eval", "r" * 300], ["report", "r" * 300], ["data", "check", "d" * 300]):
+        assert _code(arguments) == ExitCode.USAGE
+        assert "255 bytes" in capsys.readouterr().err
 
 
 def test_ctrl_c_exits_with_130() -> None:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from reconv.checkpoint.interop.sstable import has_footer, read_table
 from reconv.errors import CheckpointError
+from reconv.io import read_limits
+from reconv.io.bounded import read_bytes
 from reconv.io.tensorflow_encoding import Field, MalformedError, masked_crc32c, read_message
 
 _INDEX_SUFFIX = ".index"
@@ -85,7 +87,7 @@ def read_tensorflow(path: Path) -> dict[str, Tensor]:
         )
     index = prefix.with_name(prefix.name + _INDEX_SUFFIX)
     try:
-        header, entries = _read_index(index.read_bytes())
+        header, entries = _read_index(read_bytes(index, read_limits.TF_INDEX_BYTES))
     except OSError as error:
         raise CheckpointError(
             "the index of the checkpoint cannot be read", where=str(index), why=str(error), then="copy it again"

@@ -22,6 +22,7 @@ from reconv.recipe.data_fields import DataConfig
 UNKNOWN = -1  # the label of a box of an unknown class
 _ROUNDING_PX = 0.01  # files have two decimals, so a corner may be this far outside of the image
 _ROUNDING_FRACTION = 1e-4
+_MAX_TEXT = 300  # characters of a problem
 
 # What can be wrong with a box, worst first, as in "a box that ..."
 BAD_BOX_KINDS = {
@@ -76,6 +77,12 @@ class AnnotationProblem:
     text: str
     where: str
     then: str = ""
+
+
+def make_problem(kind: ProblemKind, text: str, where: str, then: str = "") -> AnnotationProblem:
+    """A problem whose text, with ids and names of the file in it, is kept readable."""
+    short = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+    return AnnotationProblem(kind, short, where, then)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,7 +202,7 @@ class BoxTableBuilder:
 
     def add_problem(self, kind: ProblemKind, text: str, where: str, then: str = "") -> None:
         """Note something wrong with the files."""
-        self.problems.append(AnnotationProblem(kind, text, where, then))
+        self.problems.append(make_problem(kind, text, where, then))
 
     def build(self) -> BoxTable:
         """The table of everything that was added."""
@@ -222,8 +229,9 @@ def concat_tables(tables: Sequence[BoxTable]) -> BoxTable:
     """Tables with the same classes as one table; duplicate image ids are noted as problems."""
     ids = [number for table in tables for number in table.image_ids]
     sources = [table.annotation_file(index) for table in tables for index in range(len(table))]
+    first = {number: row for row, number in reversed(list(enumerate(ids)))}
     duplicates = [
-        AnnotationProblem("duplicate-id", f"image id {number} occurs {count} times", sources[ids.index(number)])
+        make_problem("duplicate-id", f"image id {number} occurs {count} times", sources[first[number]])
         for number, count in Counter(ids).items()
         if count > 1
     ]

@@ -18,8 +18,9 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from reconv.data.dataset import U8
 from reconv.data.stage_timing import record_stage
 from reconv.errors import DataError
+from reconv.io import read_limits
 
-MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
+MAX_PIXELS = read_limits.IMAGE_PIXELS
 
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, Split, all_targets, is_multilabel
+from reconv.data.dataset import I64, Dataset, Sample, Split, all_targets, check_class_names, is_multilabel
 from reconv.data.decode.pillow import decode_image, to_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
@@ -122,6 +122,7 @@ def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda
     issues: list[DataIssue] = []
     datasets = open_leniently(path, data, issues.append)
     names = next(iter(datasets.values())).class_names
+    check_class_names(names, path)
     total, done = sum(map(len, datasets.values())), 0
     scans: dict[Split, _SplitScan] = {}
     with _pool(workers) as pool:

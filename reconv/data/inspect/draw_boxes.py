@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ NEUTRAL: Color = (120, 120, 120)
 _GOLDEN = 0.618034  # of the color wheel: classes next to each other get very different hues
 _SIDE_PER_LINE_PX = 300
 _SIDE_PER_LETTER_PX = 40
+_MAX_BOXES = 500
+_MAX_LETTERS = 60  # of a label
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,11 @@ def class_color(label: int) -> Color:
 
 
 def draw_boxes(image: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
-    """An RGB copy of the image with the boxes drawn on it, the first one on top."""
+    """An RGB copy of the image with the boxes drawn on it, the first one on top.
+
+    Left out are boxes with a corner that is not a number, and those after the first few hundred.
+    """
+    boxes = [box for box in boxes[:_MAX_BOXES] if not any(map(math.isnan, box.box_xyxy))]
     image_copy = image.convert("RGB")
     pen = ImageDraw.Draw(image_copy)
     side_px = max(image_copy.size)
@@ -76,12 +83,13 @@ def _draw_label(
 ) -> None:
     """Draw the label above the box, or inside it if there is no space above."""
     x, y, _, _ = _clip(box.box_xyxy, size)
-    left, top, right, bottom = pen.textbbox((0, 0), box.text, font=font)
+    text = box.text[:_MAX_LETTERS]
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     width, height = right - left + 4, bottom - top + 4
     x = max(0.0, min(x, size[0] - width))
     y = y - height if y >= height else y
     pen.rectangle((x, y, x + width, y + height), fill=box.color)
-    pen.text((x + 2 - left, y + 2 - top), box.text, fill=_text_color(box.color), font=font)
+    pen.text((x + 2 - left, y + 2 - top), text, fill=_text_color(box.color), font=font)
 
 
 def _text_color(background: Color) -> Color:

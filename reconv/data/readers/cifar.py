@@ -99,7 +99,8 @@ def _read_python(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
         raise _damaged(layout, path, f"{path.name} has no array of uint8 pixels [n, {_PIXELS}]", "not a CIFAR file")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels) or len(labels) != len(pixels):
         raise _damaged(layout, path, f"{path.name} has no list of {len(pixels)} labels", "not a CIFAR file")
-    return pixels.reshape(-1, 3, _SIDE, _SIDE), np.array(labels, dtype=np.int64)
+    # What is out of range is refused with its number by ArrayDataset; an int64 must hold it.
+    return pixels.reshape(-1, 3, _SIDE, _SIDE), np.array([max(-1, min(label, 255)) for label in labels], np.int64)
 
 
 def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
@@ -109,7 +110,8 @@ def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
     else:
         key = b"label_names" if layout.kind == "cifar10" else b"fine_label_names"
         listed = _load_plain(layout, path).get(key)
-        names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in listed or ()]
+        listed = listed if isinstance(listed, list) else []
+        names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in listed]
     if len(names) != layout.num_classes:
         what = f"{path.name} names {len(names)} classes instead of {layout.num_classes}"
         raise _damaged(layout, path, what, "the file is truncated")

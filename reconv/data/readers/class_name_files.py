@@ -9,14 +9,17 @@ the fingerprint of the data or the names that classes are matched by.
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.data.dataset import BACKGROUND
+from reconv.data.dataset import BACKGROUND, name_problem
 from reconv.data.readers.imagenet.imagenet_classes import with_imagenet_names
-from reconv.data.storage.local import read
+from reconv.data.storage.local import read_bounded_text
+from reconv.errors import DataError
+from reconv.io import read_limits
+from reconv.io.bounded import parse_shallow_json
 
 FILES = (
     "class_names.json",
@@ -38,8 +41,9 @@ def display_names(folder: Path | None, class_names: Sequence[str]) -> tuple[tupl
     for file in [folder / name for name in FILES if (folder / name).is_file()] if folder is not None else []:
         try:
             names = _read_names(file, classes)
-        except ValueError as error:
-            notes.append(f"{file.name} is not used for class names: {error}")
+        except (ValueError, DataError) as error:
+            why = error.why if isinstance(error, DataError) else error
+            notes.append(f"{file.name} is not used for class names: {why}")
             continue
         if names != classes:
             return (*background, *names), f"class names from {file.name}"
@@ -48,8 +52,8 @@ def display_names(folder: Path | None, class_names: Sequence[str]) -> tuple[tupl
 
 def _read_names(file: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     """The names in a file; raises ValueError with the reason if it does not fit the classes."""
-    text = read(file).decode("utf-8-sig", "replace")
-    content = json.loads(text) if file.suffix == ".json" else _parse_lines(text, classes)
+    text = read_bounded_text(file, read_limits.NAMES_BYTES).decode("utf-8-sig", "replace")
+    content = parse_shallow_json(text) if file.suffix == ".json" else _parse_lines(text, classes)
     if isinstance(content, list):
         if set(map(str, content)) == set(classes):
             return classes
@@ -96,7 +100,10 @@ def _by_key(content: dict[str, Any], classes: tuple[str, ...]) -> tuple[str, ...
 
 
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if (problem := name_problem(name)) is not None:
+            raise ValueError(problem)
     if len(set(names)) < len(names):
-        repeated = next(name for number, name in enumerate(names) if name in names[:number])
+        [(repeated, _)] = Counter(names).most_common(1)
         raise ValueError(f"{repeated!r} occurs twice")
     return names

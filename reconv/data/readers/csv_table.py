@@ -10,6 +10,7 @@ import csv
 import io
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,9 @@ from reconv.data.readers.folder import SPLIT_FOLDERS
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import listing, read, size_bytes, unreadable
+from reconv.data.storage.local import is_possible_path, listing, read, read_bounded_text, size_bytes, unreadable
 from reconv.errors import DataError
+from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
 
 COLUMNS = ("file", "label", "split")
@@ -59,8 +61,8 @@ class CSVFiles(FileBacked):
     def __init__(self, root: Path, split: Split, why: str, data: DataConfig, add_row: AddRow) -> None:
         self._root = root
         self._table = _only_table(root)
-        text = read(self._table).decode("utf-8-sig", "surrogateescape")
-        self._header = [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
+        text = _read_table(self._table)
+        self._header = _header(self._table, text)
         by_class = not self.is_multilabel
         _check_header(self._table, self._header, by_class)
         rows, note = _split_rows(self._table, text, "split" in self._header, ValidationSplit.of(data), by_class)
@@ -99,7 +101,9 @@ class CSVDataset(CSVFiles):
         super().__init__(root, split, why, data, labels.add)
         self.class_names, self.targets = labels.finish(self._table)
         if any(";" in name or "|" in name for name in self.class_names):
-            self.origin += "; labels with ; or | are one class each: for several per image --set task=multilabel"
+            self.origin += (
+                "; labels with ; or | are one class each (for several per image: train with task: multilabel)"
+            )
 
     @property
     def index_bytes(self) -> int:
@@ -122,7 +126,10 @@ class CSVDataset(CSVFiles):
 def _first_lines(path: Path) -> tuple[list[str], list[str]]:
     """The cells of a file's first two lines."""
     start = read(path, 0, min(_HEADER_BYTES, size_bytes(path))).decode("utf-8-sig", "replace")
-    lines = [*csv.reader(start.splitlines()[:2]), [], []]
+    try:
+        lines = [*csv.reader(start.splitlines()[:2]), [], []]
+    except csv.Error:
+        return [], []  # not a table of ours
     header, first = ([cell.strip() for cell in line] for line in lines[:2])
     return header, first
 
@@ -136,9 +143,24 @@ def _is_table(header: Sequence[str], first: Sequence[str]) -> bool:
 
 def read_table(root: Path) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of the table in a folder, as they are."""
-    text = read(_only_table(root)).decode("utf-8-sig", "surrogateescape")
-    header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
+    path = _only_table(root)
+    reader = csv.reader(io.StringIO(_read_table(path)))
+    try:
+        header, *rows = [*reader] or [[]]
+    except csv.Error as error:
+        raise row_error(path, reader.line_num, f"not valid CSV: {error}") from error
     return [cell.strip() for cell in header], rows
+
+
+def _read_table(path: Path) -> str:
+    return read_bounded_text(path, read_limits.TABLE_BYTES).decode("utf-8-sig", "surrogateescape")
+
+
+def _header(path: Path, text: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
+    except csv.Error as error:
+        raise row_error(path, 1, f"not valid CSV: {error}") from error
 
 
 def _only_table(root: Path) -> Path:
@@ -162,10 +184,10 @@ def _check_header(path: Path, cells: Sequence[str], by_class: bool) -> None:
             "this table has a column per class, so that an image may have several",
             where=str(path),
             why="there is no column label, and the recipe's task is classification",
-            then="--set task=multilabel; or replace the columns by one, label",
+            then="train with --set task=multilabel; or replace the columns by one, label",
         )
-    read_ones = COLUMNS if "label" in cells else cells
-    repeated = sorted({cell for cell in cells if cell in read_ones and cells.count(cell) > 1})
+    counts = Counter(cells)
+    repeated = sorted(cell for cell in (COLUMNS if "label" in cells else counts) if counts[cell] > 1)
     if repeated:
         raise row_error(path, 1, f"column {', '.join(repeated)} more than once in the header", "the table is ambiguous")
 
@@ -183,6 +205,8 @@ def _rows(path: Path, text: str, by_class: bool) -> Iterator[Row]:
             row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
             if not row["file"]:
                 raise row_error(path, reader.line_num, "row has no file")
+            if not is_possible_path(row["file"]):
+                raise row_error(path, reader.line_num, f"not a file name: {row['file']!r:.80}")
             if by_class and not row["label"]:
                 why = "only with task: multilabel may an image have no label"
                 then = "correct or remove the line; if images have several labels, use a recipe with task: multilabel"
@@ -265,7 +289,8 @@ def sorted_classes(labels: set[str], path: Path) -> tuple[str, ...]:
     if not labels:
         raise row_error(path, 1, "no training rows", "every row is for validation, or the table is empty")
     if all(label.isascii() and label.isdigit() for label in labels):
-        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+        # As numbers, without converting them: a file may have one of thousands of digits.
+        return tuple(sorted(labels, key=lambda label: (len(label.lstrip("0")), label.lstrip("0"), label)))
     return tuple(sorted(labels))
 
 

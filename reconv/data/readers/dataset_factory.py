@@ -10,7 +10,17 @@ from functools import partial
 from pathlib import Path
 
 from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset, RelabeledDetection
-from reconv.data.dataset import BACKGROUND, I64, Dataset, Relabeled, Split, Subset, WithBackground, evenly_spaced
+from reconv.data.dataset import (
+    BACKGROUND,
+    I64,
+    Dataset,
+    Relabeled,
+    Split,
+    Subset,
+    WithBackground,
+    check_class_names,
+    evenly_spaced,
+)
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.csv_multilabel import MultilabelCSVDataset, wrong_data
@@ -73,6 +83,7 @@ def open_dataset(
     `boxes` asks for detection data, `multilabel` for images with several labels.
     """
     dataset = _open_multilabel(kind, path, split, data) if multilabel else _open(kind, path, split, data, boxes)
+    check_class_names(dataset.class_names, "" if path is None else str(path))
     if data.background_class:
         dataset = with_background(dataset)
     return dataset if split != "train" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
@@ -91,7 +92,8 @@ def _detect_in(folder: Path) -> Iterator[DetectedDataset]:
     for layout in LAYOUTS:
         first = layout.train[0]
         # CIFAR-100's files are just called `train` and `test`, so the file with the class names must be there too.
-        if (folder / first).is_file() and ((folder / layout.names).is_file() or folder.name == layout.folder):
+        # Not Path.is_file, which raises in a folder that may not be entered.
+        if isfile(folder / first) and (isfile(folder / layout.names) or folder.name == layout.folder):
             why = f"it has {first} and {layout.names}" if folder.name != layout.folder else f"found {layout.folder}/"
             yield DetectedDataset(layout.kind, folder, why, layout)
     if is_packed(folder):
@@ -123,7 +125,7 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
         if isinstance(error.__cause__, PermissionError):
             return  # a folder of another user beside the data
         raise
-    if (folder / SPLITS_FILE).is_file():
+    if isfile(folder / SPLITS_FILE):
         yield DetectedDataset("hf", folder, f"it has {SPLITS_FILE}")
         return
     for kind, why in shards:

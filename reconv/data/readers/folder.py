@@ -23,6 +23,7 @@ from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import FileList, digest_files
 from reconv.data.storage.local import is_folder, is_regular_file, listing, read, unreadable
 from reconv.errors import DataError
+from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
@@ -41,6 +42,26 @@ _SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
 def is_image_name(name: str) -> bool:
     """Whether a file is an image by its extension."""
     return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def walk_images(top: str | Path) -> list[str]:
+    """The sorted paths of all images below a folder; links to folders are not followed.
+
+    Raises `DataError` in a large tree that holds few images, such as the root of a disk.
+    """
+    found: list[str] = []
+    num_entries = 0
+    for folder, folders, files in os.walk(top):
+        num_entries += len(folders) + len(files)
+        found += [os.path.join(folder, name) for name in files if is_image_name(name)]
+        if num_entries > read_limits.WALK_ENTRIES and len(found) < read_limits.WALK_IMAGES_FRACTION * num_entries:
+            raise DataError(
+                f"{top} is not a folder of images",
+                where=str(top),
+                why=f"of the first {num_entries:,} files and folders below it, {len(found):,} are images",
+                then="name the folder that holds the images",
+            )
+    return sorted(found)
 
 
 def split_folder(root: Path, split: Split) -> Path | None:

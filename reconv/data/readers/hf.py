@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from reconv.data.dataset import Sample, Split
-from reconv.data.storage.local import read
+from reconv.data.storage.local import read, read_bounded_text
 from reconv.errors import DataError, UsageError
+from reconv.io import read_limits
+from reconv.io.bounded import parse_shallow_json
 
 SPLITS_FILE = "dataset_dict.json"  # written by `DatasetDict.save_to_disk`
 STATE = "state.json"
@@ -85,7 +86,9 @@ def _package() -> Any:
 
 def _split_name(root: Path, split: Split) -> str:
     try:
-        splits = json.loads(read(root / SPLITS_FILE))["splits"]
+        splits = parse_shallow_json(read_bounded_text(root / SPLITS_FILE, read_limits.NAMES_BYTES))["splits"]
+        if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
+            raise TypeError("splits is not a list of names")
     except (ValueError, KeyError, TypeError) as error:
         raise _dataset_error(root / SPLITS_FILE, "the list of splits is damaged", str(error)) from error
     name = next((name for name in _SPLITS[split] if name in splits), None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.readers.shards.packed_format import EXTENSION, PackedShard
-from reconv.data.storage.local import unreadable
+from reconv.data.storage.local import listing
 from reconv.errors import DataError
 
 
@@ -25,7 +26,12 @@ def shard_name(split: str, number: int, num_shards: int) -> str:
 
 def is_packed(folder: Path) -> bool:
     """Whether the folder holds packed training shards."""
-    return any(folder.glob(f"train-*-of-*{EXTENSION}"))
+    return bool(_shard_files(folder, "train"))
+
+
+def _shard_files(root: Path, split: str) -> list[Path]:
+    """The shards of a split by name, whatever they are; `Path.glob` raises for a link to itself."""
+    return [root / name for name in listing(root)[0] if fnmatchcase(name, f"{split}-*-of-*{EXTENSION}")]
 
 
 class PackedDataset:
@@ -80,10 +86,7 @@ class PackedDataset:
 
 
 def _open_shards(root: Path, split: Split) -> list[PackedShard]:
-    try:
-        found = sorted(root.glob(f"{split}-*-of-*{EXTENSION}"))
-    except OSError as error:
-        raise unreadable(root, error) from error
+    found = _shard_files(root, split)
     if not found:
         raise DataError(
             f"no {split} shards under {root}",
@@ -93,11 +96,12 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
         )
     shards = map_shards(PackedShard, found)
     first = shards[0].info
-    names = [shard_name(split, number, first.num_shards) for number in range(first.num_shards)]
+    # Not more names than there can be files: the number of shards comes from a file.
+    names = [shard_name(split, number, first.num_shards) for number in range(min(first.num_shards, len(found) + 1))]
     if [path.name for path in found] != names:
         difference = sorted(set(names).symmetric_difference(path.name for path in found))
         raise _mismatch(
-            root, f"{len(found)} of {len(names)} shards are present; the first difference is {difference[0]}"
+            root, f"{len(found)} of {first.num_shards:,} shards are present; the first difference is {difference[0]}"
         )
     for number, shard in enumerate(shards):
         if shard.info != replace(first, split=split, shard=number):

@@ -16,8 +16,9 @@ from reconv.data.dataset import Split
 from reconv.data.readers.folder import EXTENSIONS
 from reconv.data.readers.shards.shard_dataset import ShardDataset, ShardFormat, check_label
 from reconv.data.readers.shards.shard_index import ScannedShard
-from reconv.data.storage.local import ReadStream, read, size_bytes
+from reconv.data.storage.local import ReadStream, read, read_bounded_text, size_bytes
 from reconv.errors import DataError
+from reconv.io import read_limits
 
 CLASS_LIST = "classes.txt"  # beside the shards, one name per line
 _LABEL = "cls"
@@ -45,7 +46,8 @@ def open_tar(root: Path, split: Split, why: str = "") -> ShardDataset:
     path = root / CLASS_LIST
     if not path.is_file():
         return ShardDataset(TAR, root, split, why)
-    names = tuple(line.strip() for line in read(path).decode("utf-8", "replace").splitlines() if line.strip())
+    text = read_bounded_text(path, read_limits.NAMES_BYTES).decode("utf-8", "replace")
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not names or len(set(names)) < len(names):
         raise DataError(
             f"{CLASS_LIST} is empty or repeats a class",
@@ -74,7 +76,7 @@ def _members(path: str) -> Iterator[tarfile.TarInfo]:
                         "links, devices and sparse files are not read",
                     )
             at = tar.offset
-    except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         raise _tar_error(path, at, "tar is truncated or damaged", str(error)) from error
     # tarfile takes a damaged header for the end of the archive.
     if size_bytes(path) < at + _BLOCK_BYTES or any(read(path, at, _BLOCK_BYTES)):

@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import Protocol
 
 from reconv.errors import DataError, UnreadableDataError
+from reconv.io import bounded, read_limits
 from reconv.io.transient import is_machine_fault, retry_transient
 
 # Access to a mapped file that is truncated or lost on a server kills the process with SIGBUS; a read gives an error.
 _REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
 _MOUNTS = Path("/proc/self/mountinfo")
 _CHUNK_BYTES = 2**20
-_FILE_TYPES = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
+_MAX_PATH_BYTES = 4095  # of Linux
 
 
 class ByteRanges(Protocol):
@@ -56,7 +51,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            descriptor, _ = _open_file(path)
+            descriptor, _ = bounded.open_regular(path)
             try:
                 self._map: mmap.mmap | None = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             finally:
@@ -112,7 +107,7 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return True
-    resolved = Path(os.path.abspath(path)).resolve()
+    resolved = Path(os.path.realpath(path))  # Path.resolve raises for a link to itself
     longest, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -124,10 +119,12 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
     return not kind.startswith(_REMOTE)
 
 
-def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
-    """The file's bytes from `start`, `length` of them or all to the end."""
+def read(
+    path: str | Path, start: int = 0, length: int | None = None, max_bytes: int = read_limits.IMAGE_BYTES
+) -> bytes:
+    """The file's bytes from `start`, `length` of them or all to the end; more than `max_bytes` are refused."""
     try:
-        data = retry_transient(lambda: _read(path, start, length), path)
+        data = retry_transient(lambda: _read(path, start, length, max_bytes), path)
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
@@ -135,17 +132,27 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     return data
 
 
-def _read(path: str | Path, start: int, length: int | None) -> bytes:
-    descriptor, size = _open_file(path)
+def _read(path: str | Path, start: int, length: int | None, max_bytes: int) -> bytes:
+    descriptor, size = bounded.open_regular(path)
     try:
+        if (wanted := size - start if length is None else min(length, size)) > max_bytes:
+            raise bounded.TooLargeError(path, wanted, max_bytes)
         if start:
-            os.lseek(descriptor, start, os.SEEK_SET)
+            os.lseek(descriptor, min(start, size), os.SEEK_SET)
         if length is None and size == 0:  # some file systems report no size before the file is read
-            return _read_to_end(descriptor)
+            return _read_to_end(descriptor, path, max_bytes)
         # Never allocate more than the file has, whatever a damaged index asks for.
         return _read_exactly(descriptor, size - start if length is None else min(length, size or length))
     finally:
         os.close(descriptor)
+
+
+def read_bounded_text(path: str | Path, max_bytes: int) -> bytes:
+    """The bytes of a text file, undecoded; a file with more than `max_bytes` or with a NUL byte is refused."""
+    try:
+        return bounded.read_text(path, max_bytes)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def read_file_or_pipe(path: str | Path) -> bytes:
@@ -154,7 +161,7 @@ def read_file_or_pipe(path: str | Path) -> bytes:
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return read(path)
         with open(path, "rb", buffering=0) as pipe:
-            return _read_to_end(pipe.fileno())
+            return _read_to_end(pipe.fileno(), path, read_limits.IMAGE_BYTES)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -163,10 +170,10 @@ def size_bytes(path: str | Path) -> int:
     """The file's size."""
     try:
         status = os.stat(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise unreadable(path, error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))) from error
     if not stat.S_ISREG(status.st_mode):
-        raise _not_a_file(path, status.st_mode)
+        raise unreadable(path, bounded.NotRegularFileError(path, status.st_mode))
     return status.st_size
 
 
@@ -218,6 +225,14 @@ class ReadStream(io.RawIOBase):
         return data
 
 
+def is_possible_path(path: str) -> bool:
+    """Whether a text from a file can be a path at all."""
+    try:
+        return "\0" not in path and 0 < len(os.fsencode(path)) <= _MAX_PATH_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder or a link to one; a link to itself is neither folder nor file."""
     return _follow(entry.is_dir)
@@ -232,7 +247,8 @@ def _follow(test: Callable[[], bool]) -> bool:
     try:
         return test()
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        # A link to itself, or one that may not be followed, as in the /proc of another user.
+        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM):
             return False
         raise
 
@@ -256,36 +272,12 @@ def unreadable(path: str | Path, error: OSError) -> DataError:
     then = "check that it exists and that you may read it"
     if error.errno == errno.EMFILE:
         then = "raise the limit of open files: ulimit -n 8192"
+    elif isinstance(error, bounded.NotRegularFileError):
+        then = "replace it by a regular file, or remove it"
+    elif isinstance(error, bounded.TooLargeError | bounded.NotTextError):
+        then = "replace or remove it; docs/data.md lists the limits"
     kind = UnreadableDataError if is_machine_fault(error) else DataError
     return kind(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
-
-
-def _open_file(path: str | Path) -> tuple[int, int]:
-    """The descriptor and size of a regular file; O_NONBLOCK, because opening a named pipe would wait for its writer."""
-    # A Python file object would release the GIL twice as often.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # sockets cannot be opened
-            raise _not_a_file(path, os.stat(path).st_mode) from error
-        raise
-    try:
-        status = os.fstat(descriptor)  # raises for a stale network file
-        if not stat.S_ISREG(status.st_mode):
-            raise _not_a_file(path, status.st_mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, status.st_size
-
-
-def _not_a_file(path: str | Path, mode: int) -> DataError:
-    return DataError(
-        f"cannot read {path}",
-        where=str(path),
-        why=f"it is {_FILE_TYPES.get(stat.S_IFMT(mode), 'something else')}, not a regular file",
-        then="replace it by a regular file, or remove it",
-    )
 
 
 def _truncated(path: str | Path, size: int, length: int, start: int) -> DataError:
@@ -297,8 +289,15 @@ def _truncated(path: str | Path, size: int, length: int, start: int) -> DataErro
     )
 
 
-def _read_to_end(descriptor: int) -> bytes:
-    return b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b""))
+def _read_to_end(descriptor: int, path: str | Path, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    num_bytes = 0
+    while chunk := os.read(descriptor, _CHUNK_BYTES):
+        chunks.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise bounded.TooLargeError(path, num_bytes, max_bytes)
+    return b"".join(chunks)
 
 
 def _read_exactly(descriptor: int, length: int) -> bytes:

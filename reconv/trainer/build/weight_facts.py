@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from reconv.checkpoint.download_weights import TORCHVISION, is_remote
 from reconv.checkpoint.load_weights import compare_weights, read_weights
-from reconv.checkpoint.store import STATE
+from reconv.checkpoint.store import CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.errors import UsageError
 from reconv.inference.load_model import find_weights
@@ -49,7 +48,7 @@ def weight_facts(recipe: Recipe, *, is_model_set: bool) -> WeightFacts | None:
     if metadata is not None:
         return _of_recipe(name, metadata.recipe.model_dump(mode="json"))
     if located is not None and located.checkpoint is not None:  # of a version that wrote no metadata into files
-        return _of_recipe(name, json.loads((located.checkpoint / STATE).read_text())["recipe"])
+        return _of_recipe(name, CheckpointStore(located.checkpoint.parent).read_state(located.checkpoint)["recipe"])
     if located is None or is_model_set:
         return WeightFacts(name)
     return WeightFacts(name, identify(read_weights(located.weights), located.weights))

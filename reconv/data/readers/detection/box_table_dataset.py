@@ -17,8 +17,9 @@ from reconv.data.dataset import I64, Sample, Split, evenly_spaced
 from reconv.data.decode.pillow import FORMATS, unidentified
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import MAX_SIZES
-from reconv.data.storage.local import read, size_bytes
+from reconv.data.storage.local import read, read_bounded_text, size_bytes
 from reconv.errors import DataError
+from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
 
 _EXIF_ORIENTATION = 0x0112
@@ -112,14 +113,14 @@ def resolve_path(root: str, path: str) -> str:
 
 def read_file_names(path: str | Path) -> list[str]:
     """File names from a text file, one per line; names may be any bytes."""
-    return _read_lines(path, "surrogateescape")
+    return _read_lines(path, "surrogateescape", read_limits.TABLE_BYTES)
 
 
 def read_class_names(path: str | Path) -> list[str]:
     """Class names from a text file, one per line."""
-    return _read_lines(path, "replace")
+    return _read_lines(path, "replace", read_limits.NAMES_BYTES)
 
 
-def _read_lines(path: str | Path, errors: str) -> list[str]:
-    text = read(path).decode("utf-8-sig", errors)  # some editors write a byte order mark
+def _read_lines(path: str | Path, errors: str, max_bytes: int) -> list[str]:
+    text = read_bounded_text(path, max_bytes).decode("utf-8-sig", errors)  # some editors write a byte order mark
     return [line.strip() for line in text.splitlines() if line.strip()]

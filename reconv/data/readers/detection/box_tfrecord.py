@@ -36,7 +36,9 @@ from reconv.data.readers.shards.tfrecord_format import (
     record_error,
     record_spans,
 )
-from reconv.data.storage.local import ReadWindow, read
+from reconv.data.storage.local import ReadWindow, read_bounded_text
+from reconv.errors import DataError
+from reconv.io import read_limits
 from reconv.io.tensorflow_encoding import MalformedError
 from reconv.recipe.data_fields import DataConfig
 
@@ -52,6 +54,8 @@ LABEL_MAP = "label_map.pbtxt"  # TensorFlow's name for it
 _ITEM = re.compile(r"item\s*\{([^{}]*)\}")
 _ITEM_ID = re.compile(r"\bid\s*:\s*(\d+)")
 _ITEM_NAME = re.compile(r"""\bname\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+_MAX_DIGITS = 18  # of an id: an int64 holds it
+_MAX_ID = 1000  # characters of an id that is a text
 _COUNT_BITS = 16  # the index stores the number of usable boxes in the low bits, of unusable ones above
 _MAX_COUNT = (1 << _COUNT_BITS) - 1
 
@@ -115,7 +119,7 @@ class BoxTFRecordDataset(DetectionDataset):
 
     def _annotation_of_row(self, row: int) -> Annotation:
         path, start, length = self._locate(row)
-        return self._annotation(peek_features(ReadWindow(path), start, length, _ANNOTATION), f"{path}, byte {start}")
+        return self._annotation(_peek_annotation(ReadWindow(path), path, start, length), f"{path}, byte {start}")
 
     def _annotation(self, features: Features, where: str) -> Annotation:
         """The boxes of a record after the recipe's policies."""
@@ -145,7 +149,10 @@ def records_have_boxes(root: Path) -> bool:
         return False
     window = ReadWindow(file)
     first = next(record_spans(window), None)
-    return first is not None and bool({LABEL, *EDGES} & set(peek_features(window, *first, (LABEL, *EDGES))))
+    try:
+        return first is not None and bool({LABEL, *EDGES} & set(peek_features(window, *first, (LABEL, *EDGES))))
+    except MalformedError as error:
+        raise _no_example(str(file), first[0] if first else 0, error) from error
 
 
 def read_box_records(root: Path, split: Split, data: DataConfig) -> BoxTable:
@@ -157,9 +164,8 @@ def read_box_records(root: Path, split: Split, data: DataConfig) -> BoxTable:
         path = str(shards.folder / name)
         window = ReadWindow(path)
         for start, length in record_spans(window):
-            tables.append(
-                _record_table(peek_features(window, start, length, _ANNOTATION), f"{path}, byte {start}", class_ids)
-            )
+            features = _peek_annotation(window, path, start, length)
+            tables.append(_record_table(features, f"{path}, byte {start}", class_ids))
     return replace(concat_tables(tables), class_names=tuple(names[number] for number in class_ids))
 
 
@@ -180,10 +186,10 @@ def _class_names(root: Path, train_index: ShardIndex) -> dict[int, str]:
     if not file.is_file():
         return dict(train_index.names)
     names: dict[int, str] = {}
-    for item in _ITEM.findall(read(file).decode("utf-8-sig", "surrogateescape")):
+    for item in _ITEM.findall(read_bounded_text(file, read_limits.NAMES_BYTES).decode("utf-8-sig", "surrogateescape")):
         number, name = _ITEM_ID.search(item), _ITEM_NAME.search(item)
-        if number is None or name is None:
-            why = f"one of its items is {{{item}}}"
+        if number is None or name is None or len(number[1]) > _MAX_DIGITS:
+            why = f"one of its items is {{{item:.200}}}"
             raise AnnotationError(
                 f"an item of {LABEL_MAP} has no id or no name", where=str(file), why=why, then="add it"
             )
@@ -209,10 +215,7 @@ def _scan_shard(path: str) -> ScannedShard:
     names: dict[int, str] = {}
     digest = hashlib.blake2b(digest_size=16)
     for start, length in record_spans(window):
-        try:
-            features = peek_features(window, start, length, _ANNOTATION)
-        except MalformedError as error:
-            raise record_error(path, start - HEADER_BYTES, "record is not a tf.train.Example", str(error)) from error
+        features = _peek_annotation(window, path, start, length)
         labels, texts = _ints(features, LABEL), features.get(TEXT, ())
         for number, label in enumerate(labels):
             text = texts[number] if number < len(texts) else b""
@@ -230,7 +233,7 @@ def _record_table(features: Features, where: str, class_ids: tuple[int, ...]) ->
     """The table of one record."""
     builder = BoxTableBuilder(tuple(map(str, class_ids)), class_ids, is_relative=True)
     name = _first_text(features, ID) or _first_text(features, FILE)
-    builder.add_image(name, where, int(name) if name.isdecimal() else name)
+    builder.add_image(name, where, int(name) if name.isdecimal() and len(name) <= _MAX_DIGITS else name[:_MAX_ID])
     labels = _ints(features, LABEL)
     labels_by_id = {number: label for label, number in enumerate(class_ids)}
     edges = [_floats(features, edge) for edge in EDGES]
@@ -255,7 +258,19 @@ def _parse(path: str, start: int, content: bytes) -> Features:
     try:
         return parse_example(content)
     except MalformedError as error:
-        raise record_error(path, start - HEADER_BYTES, "record is not a tf.train.Example", str(error)) from error
+        raise _no_example(path, start, error) from error
+
+
+def _peek_annotation(window: ReadWindow, path: str, start: int, length: int) -> Features:
+    """The features of a record without its image."""
+    try:
+        return peek_features(window, start, length, _ANNOTATION)
+    except MalformedError as error:
+        raise _no_example(path, start, error) from error
+
+
+def _no_example(path: str, start: int, error: MalformedError) -> DataError:
+    return record_error(path, start - HEADER_BYTES, "record is not a tf.train.Example", str(error))
 
 
 def _floats(features: Features, key: str) -> list[float]:

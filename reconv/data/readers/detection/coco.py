@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from reconv.data.boxes.annotations import AnnotationError
-from reconv.data.boxes.box_table import UNKNOWN, AnnotationProblem, BoxTable, ProblemKind
+from reconv.data.boxes.box_table import UNKNOWN, AnnotationProblem, BoxTable, ProblemKind, make_problem
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, hold_out, open_box_table, resolve_path
 from reconv.data.storage.file_list import FileList
-from reconv.data.storage.local import listing, read
+from reconv.data.storage.local import is_possible_path, listing, read_bounded_text
 from reconv.errors import DataError
+from reconv.io import read_limits
+from reconv.io.bounded import parse_json
 from reconv.recipe.data_fields import DataConfig
 
 _FOLDER = "annotations"
@@ -126,7 +128,11 @@ def _unnamed_files(root: Path) -> list[Path]:
     """Files with boxes for all images: their names have no split."""
     places = [root, root / _FOLDER] if (root / _FOLDER).is_dir() else [root]
     files = [place / name for place in places for name in listing(place)[0] if name.endswith(".json")]
-    return [file for file in files if _split_of(file.name) is None and _has_boxes(read(file))]
+    return [
+        file
+        for file in files
+        if _split_of(file.name) is None and _has_boxes(read_bounded_text(file, read_limits.COCO_BYTES))
+    ]
 
 
 def _has_boxes(text: bytes) -> bool:
@@ -159,7 +165,7 @@ def image_folder(root: Path, file: Path, images: Sequence[Any]) -> Path:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read(file), object_hook=_drop_unused)
+        content = parse_json(read_bounded_text(file, read_limits.COCO_BYTES), object_hook=_drop_unused)
     except ValueError as error:
         raise AnnotationError(
             f"{file.name} is not valid JSON", where=str(file), why=str(error), then="copy or download it again"
@@ -178,7 +184,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 def _categories(file: Path) -> Sequence[dict[str, Any]]:
     """Only the categories of a file: parsing all of COCO's training file takes 20 s and 1 GB."""
-    quick = _quick_categories(read(file))
+    quick = _quick_categories(read_bounded_text(file, read_limits.COCO_BYTES))
     categories: Sequence[dict[str, Any]] = _load(file)["categories"] if quick is None else quick
     return categories
 
@@ -190,7 +196,7 @@ def _quick_categories(text: bytes) -> list[dict[str, Any]] | None:
         return None
     try:
         found, _ = json.JSONDecoder().raw_decode(text[at : at + _CATEGORIES_BYTES].decode("utf-8", "replace"))
-    except ValueError:  # longer than the searched range, or not a list
+    except (ValueError, RecursionError):  # longer than the searched range, or not a list
         return None
     return found if all(isinstance(entry, dict) and {"id", "name"} <= set(entry) for entry in found) else None
 
@@ -271,7 +277,7 @@ class _CocoParser:
             number, name = (entry.get("id"), entry.get("name")) if isinstance(entry, dict) else (None, None)
             train_name = self._classes.get(number) if isinstance(number, int) else None
             if train_name is not None and train_name != name:
-                text = f"category {number} is {name!r} here and {train_name!r} in training"
+                text = f"category {number} is {name!r:.80} here and {train_name!r:.80} in training"
                 self._note("other-class", text, "give the classes of both files the same ids")
 
     def _images(self) -> tuple[list[dict[str, Any]], dict[int | str, int | None]]:
@@ -287,8 +293,11 @@ class _CocoParser:
                 continue
             ids.append(image_id)
             rows[image_id] = None
-            if not isinstance(image.get("file_name"), str):
+            name = image.get("file_name")
+            if not isinstance(name, str):
                 self._note("no-file-name", f"image {image_id} has no file_name", "add it")
+            elif not is_possible_path(name):
+                self._note("no-file-name", f"image {image_id} has a file_name that cannot be a path", "correct it")
             elif not all(_is_side(image.get(side)) for side in ("height", "width")):
                 self._note("no-size", f"image {image_id} has no width and height in pixels", "write them as integers")
             else:
@@ -317,7 +326,7 @@ class _CocoParser:
                 yield row, annotation
 
     def _note(self, kind: ProblemKind, text: str, then: str) -> None:
-        self._problems.append(AnnotationProblem(kind, text, str(self._file), f"{then} in {self._file.name}"))
+        self._problems.append(make_problem(kind, text, str(self._file), f"{then} in {self._file.name}"))
 
     def _note_duplicates(self, what: str, ids: Sequence[int | str]) -> None:
         for number, count in Counter(ids).items():

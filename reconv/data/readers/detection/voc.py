@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,8 +18,9 @@ from reconv.data.readers.detection.box_table_dataset import (
     read_class_names,
     read_file_names,
 )
-from reconv.data.storage.local import listing, read
+from reconv.data.storage.local import is_possible_path, listing, read
 from reconv.errors import DataError
+from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
 
 CLASSES = (
@@ -112,7 +114,7 @@ def _add_annotation(
         builder.add_box(edges, numbers.get(name, UNKNOWN), is_difficult)
         if name not in numbers:
             builder.add_problem(
-                "unknown-class", f"{stem} has the unknown class {name!r}", str(xml_file), "correct its name"
+                "unknown-class", f"{stem} has the unknown class {name!r:.80}", str(xml_file), "correct its name"
             )
 
 
@@ -138,6 +140,13 @@ def _stems(root: Path, images: ImageList) -> list[str]:
     stems = read_file_names(file)
     if all(_FLAG.search(stem) for stem in stems):
         stems = [_FLAG.sub("", stem) for stem in stems]
+    for number, stem in enumerate(stems, 1):
+        if not is_possible_path(stem):
+            raise DataError(
+                f"name {number} in {file.name} cannot be a file: {stem!r:.80}",
+                where=str(file),
+                then="list image names without extension in it, one per line",
+            )
     if not stems:
         raise DataError(
             f"{file.name} is empty", where=str(file), then="list image names without extension in it, one per line"
@@ -147,7 +156,7 @@ def _stems(root: Path, images: ImageList) -> list[str]:
 
 def _image_path(root: Path, stem: str) -> Path:
     for extension in _EXTENSIONS[1:]:
-        if (path := root / _IMAGES / f"{stem}{extension}").is_file():
+        if os.path.isfile(path := root / _IMAGES / f"{stem}{extension}"):  # Path.is_file raises for a long name
             return path
     return root / _IMAGES / f"{stem}{_EXTENSIONS[0]}"
 
@@ -155,11 +164,20 @@ def _image_path(root: Path, stem: str) -> Path:
 def _parse(file: Path) -> ElementTree.Element | str:
     """The root element of an XML file, or the reason why it cannot be read."""
     try:
-        return ElementTree.fromstring(read(file))
-    except ElementTree.ParseError as error:
+        return ElementTree.fromstring(
+            read(file, max_bytes=read_limits.XML_BYTES), ElementTree.XMLParser(target=_BuilderWithoutDTD())
+        )
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         return f"not valid XML: {error}"
     except DataError as error:
         return error.why
+
+
+class _BuilderWithoutDTD(ElementTree.TreeBuilder):
+    """Refuses document types: only they can define entities, which expand without bound."""
+
+    def doctype(self, name: str, public_id: str, system_id: str) -> None:
+        raise ValueError("it has a document type (<!DOCTYPE>), and annotations have none")
 
 
 def _number(tree: ElementTree.Element, path: str) -> float | None:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
@@ -24,9 +22,11 @@ from reconv.data.readers.detection.box_table_dataset import (
     read_file_names,
     resolve_path,
 )
-from reconv.data.readers.folder import SPLIT_TITLES, is_image_name
-from reconv.data.storage.local import listing, read
+from reconv.data.readers.folder import SPLIT_TITLES, is_image_name, walk_images
+from reconv.data.storage.local import is_possible_path, listing, read_bounded_text
 from reconv.errors import DataError
+from reconv.io import read_limits
+from reconv.recipe import yaml_document
 from reconv.recipe.data_fields import DataConfig
 
 _NAME_LISTS = ("classes.txt", "obj.names")
@@ -92,7 +92,12 @@ def label_file(image: str) -> str:
 
 def _add_boxes(builder: BoxTableBuilder, file: str, num_classes: int) -> None:
     """Add the boxes in a label file to the last image."""
-    for number, line in enumerate(read(file).decode("utf-8-sig", "replace").splitlines(), 1):
+    try:
+        text = read_bounded_text(file, read_limits.LABEL_FILE_BYTES).decode("utf-8-sig", "replace")
+    except DataError as error:
+        builder.add_problem("no-annotation", f"{error.what}: {error.why}", file, error.then)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words:
             continue
@@ -112,7 +117,7 @@ def _add_boxes(builder: BoxTableBuilder, file: str, num_classes: int) -> None:
         is_known = 0 <= label < num_classes
         builder.add_box(corners, label if is_known else UNKNOWN)
         if not is_known:
-            text = f"class {words[0]} is not one of 0 to {num_classes - 1}"
+            text = f"class {words[0]:.40} is not one of 0 to {num_classes - 1}"
             builder.add_problem(
                 "unknown-class", text, f"{file}:{number}", "correct the number, or add the class's name"
             )
@@ -123,14 +128,15 @@ def _read_config(root: Path) -> dict[str, Any]:
     for name in listing(root)[0]:
         if not name.endswith((".yaml", ".yml")):
             continue
-        try:
-            content = yaml.safe_load(read(root / name))
-        except yaml.YAMLError as error:
+        text = read_bounded_text(root / name, read_limits.DATA_YAML_BYTES).decode("utf-8-sig", "replace")
+        content = yaml_document.read(text)
+        if content.broken or (content.problems and "names" in content.tree):
+            problem = content.problems[0]
             raise DataError(
-                f"{name} is not valid YAML", where=str(root / name), why=str(error), then="correct it"
-            ) from error
-        if isinstance(content, dict) and "names" in content:
-            return content
+                f"{name} is not valid", where=f"{root / name}:{problem.line}", why=problem.text, then="correct it"
+            )
+        if "names" in content.tree:
+            return content.tree
     return {}
 
 
@@ -157,10 +163,13 @@ def _names_by_number(names: dict[Any, Any], root: Path) -> list[str]:
     try:
         by_number = {int(number): str(name) for number, name in names.items()}
     except (TypeError, ValueError) as error:
-        why = f"the keys of names are {', '.join(map(repr, names))}"
+        why = f"the keys of names are {', '.join(map(repr, names)):.200}"
         raise DataError(
             "the keys of names must be numbers", where=str(root), why=why, then="write them as 0: cat, 1: dog"
         ) from error
+    if outside := [number for number in by_number if not 0 <= number < read_limits.CLASSES]:
+        why = f"one of the keys of names is {outside[0]}; classes are 0 to {read_limits.CLASSES - 1:,}"
+        raise DataError("a class number is out of range", where=str(root), why=why, then="number the classes from 0")
     return [by_number.get(number, f"class{number}") for number in range(max(by_number, default=-1) + 1)]
 
 
@@ -209,6 +218,8 @@ def _places(root: Path, split: Split, config: dict[str, Any]) -> list[str]:
 
 def _existing_path(root: Path, base: str, entry: str) -> str | None:
     """A path in `data.yaml`, which may be relative to its `path`, to the folder or to a sub-folder."""
+    if not is_possible_path(entry):
+        return None
     for top in (base, str(root), str(root / entry.lstrip("./").partition("/")[0])):
         if os.path.exists(path := resolve_path(top, entry)):
             return path
@@ -216,7 +227,6 @@ def _existing_path(root: Path, base: str, entry: str) -> str | None:
 
 
 def _list_images(root: Path, place: str) -> list[str]:
-    if os.path.isfile(place):
-        return [resolve_path(str(root), line) for line in read_file_names(place)]
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names if is_image_name(name)]
-    return sorted(found)
+    if not os.path.isdir(place):
+        return [resolve_path(str(root), line) for line in read_file_names(place) if is_possible_path(line)]
+    return walk_images(place)

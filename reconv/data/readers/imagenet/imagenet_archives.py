@@ -142,7 +142,7 @@ def _entries(path: Path, offset: int = 0, length: int | None = None) -> list[tup
             while (member := tar.next()) is not None and member.offset < end:
                 if member.isfile() and not PurePosixPath(member.name).name.startswith("."):
                     found.append((member.name, member.offset_data, member.size))
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise _damaged(path, f"not a tar, or truncated: {error}") from error
     truncated = [name for name, start, size in found if start + size > end]
     if truncated:

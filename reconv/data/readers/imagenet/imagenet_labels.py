@@ -9,18 +9,21 @@ ILSVRC2012_val_00000001,n01751748 10 ...  LOC_val_solution.csv: the synset, then
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import importlib.util
 import io
 import re
 import tarfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from reconv.data.storage.local import ReadStream, read
+from reconv.data.storage.local import ReadStream, read, read_bounded_text
 from reconv.errors import DataError, UsageError
+from reconv.io import read_limits
 
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12"
 TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"
@@ -31,6 +34,7 @@ LIST_FILES = (
 )
 SOLUTION_FILE = "LOC_val_solution.csv"
 MAPPING_FILES = ("synsets.txt", "meta.mat")
+_MAX_DIGITS = 9  # of a class number
 _VAL_NUMBER = re.compile(r"_val_(\d{8})\.")
 
 _NO_LIST = f"it has none of {', '.join(LIST_FILES)}, {SOLUTION_FILE}, {TRUTH_FILE} and {DEVKIT_FOLDER}.tar.gz"
@@ -98,6 +102,8 @@ def _synset_of(
 ) -> str:
     if not word.isdecimal():
         return word
+    if len(word) > _MAX_DIGITS:
+        raise _labels_error(where, f"line {line}: a class number of {len(word):,} digits")
     number = int(word)
     if has_file:
         if number >= len(class_names):
@@ -116,14 +122,19 @@ def _synset_of(
 def _find_list(labels: Path) -> tuple[str, str, dict[int, str]]:
     """Where the list is, its text, and the devkit's mapping from numbers to synsets if there is one."""
     if labels.name == SOLUTION_FILE:
-        return str(labels), _solution_lines(_text(read(labels), labels)), {}
+        return str(labels), _solution_lines(_text(read_bounded_text(labels, read_limits.TABLE_BYTES), labels)), {}
     if labels.is_file() and not labels.name.endswith((".tar", ".tar.gz", ".tgz")):
-        return str(labels), _text(read(labels), labels), _devkit_mapping(_reader_of_folder(labels.parent))
+        text = _text(read_bounded_text(labels, read_limits.TABLE_BYTES), labels)
+        return str(labels), text, _devkit_mapping(_reader_of_folder(labels.parent))
     if labels.is_file():
         return _find_in_devkit(str(labels), _reader_of_archive(labels))
     for name in LIST_FILES:
         if (labels / name).is_file():
-            return str(labels / name), _text(read(labels / name), labels / name), {}
+            return (
+                str(labels / name),
+                _text(read_bounded_text(labels / name, read_limits.TABLE_BYTES), labels / name),
+                {},
+            )
     if (labels / SOLUTION_FILE).is_file():
         return _find_list(labels / SOLUTION_FILE)
     for folder in (labels, labels / "data", labels / DEVKIT_FOLDER / "data"):
@@ -150,14 +161,32 @@ def _reader_of_archive(archive: Path) -> ReadFile:
     wanted = {TRUTH_FILE, *MAPPING_FILES}
     contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=ReadStream(archive)) as tar:
-            for member in tar:
-                name = PurePosixPath(member.name).name
-                if name in wanted and (file := tar.extractfile(member)) is not None:
-                    contents[name] = file.read()
-    except (OSError, EOFError, tarfile.TarError) as error:
+        for member, file in _unpacked(archive, wanted):
+            contents[member] = file
+    except (OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, tarfile.TarError) as error:
         raise _labels_error(str(archive), f"cannot unpack it: {error}") from error
     return contents.get
+
+
+def _unpacked(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """The wanted files of an archive, of which no more than `read_limits.DEVKIT_BYTES` are unpacked."""
+    raw = ReadStream(archive)
+    is_gzip = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    content = _inflate(raw) if is_gzip else raw.read(read_limits.DEVKIT_BYTES)
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        for member in tar:
+            name = PurePosixPath(member.name).name
+            if name in wanted and member.isfile() and (file := tar.extractfile(member)) is not None:
+                yield name, file.read()
+
+
+def _inflate(raw: ReadStream) -> bytes:
+    with gzip.GzipFile(fileobj=raw) as file:
+        content = file.read(read_limits.DEVKIT_BYTES + 1)
+    if len(content) > read_limits.DEVKIT_BYTES:
+        raise ValueError(f"unpacked it has more than {read_limits.DEVKIT_BYTES:,} bytes")
+    return content
 
 
 def _devkit_mapping(read_file: ReadFile) -> dict[int, str]:
@@ -165,7 +194,7 @@ def _devkit_mapping(read_file: ReadFile) -> dict[int, str]:
     text = read_file("synsets.txt")
     if text is not None:
         lines = [line.split() for line in _text(text, Path("synsets.txt")).splitlines() if line.strip()]
-        if all(words[0].isdecimal() and len(words) > 1 for words in lines):
+        if all(words[0].isdecimal() and len(words[0]) <= _MAX_DIGITS and len(words) > 1 for words in lines):
             return {int(words[0]): words[1] for words in lines}
         return {number: words[0] for number, words in enumerate(lines, 1)}
     meta = read_file("meta.mat")

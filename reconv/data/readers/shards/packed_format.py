@@ -25,6 +25,7 @@ import numpy as np
 from reconv.data.dataset import I64, U8, Sample
 from reconv.data.storage.local import ByteRanges, open_ranges
 from reconv.errors import DataError
+from reconv.io.bounded import parse_shallow_json
 
 EXTENSION = ".packed"
 _MAGIC = b"RECONVPK"
@@ -122,6 +123,23 @@ def _write(file: BinaryIO, digest: Any, payload: bytes) -> int:
     return len(payload) + len(padding)
 
 
+def _read_info(meta: bytes) -> tuple[PackedShardInfo, str]:
+    """The metadata of a shard and its digest; raises ValueError, KeyError or TypeError if they are malformed."""
+    facts = parse_shallow_json(meta)
+    if not isinstance(facts, dict):
+        raise TypeError("not a JSON object")
+    digest, names = facts.pop("digest"), facts.pop("class_names")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise TypeError("class_names is not a list of names")
+    for name in ("shard", "num_shards", "per_shard", "num_samples"):
+        if type(facts[name]) is not int or not (0 if name == "shard" else 1) <= facts[name] < 1 << 48:
+            raise ValueError(f"{name} is {facts[name]!r:.40}")
+    for name, value in (("digest", digest), *((name, facts[name]) for name in ("split", "source", "form"))):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is not a text")
+    return PackedShardInfo(**facts, class_names=tuple(names)), digest
+
+
 class _Entry(NamedTuple):
     """One row of the index as Python numbers: reading fields of a numpy record one by one is slower."""
 
@@ -147,10 +165,11 @@ class PackedShard:
         if zlib.crc32(tail) != crc:
             raise self._damaged("the checksum of its metadata and index is wrong")
         meta, rest = tail[: lengths[0]], tail[lengths[0] :]
-        facts = json.loads(bytes(meta))
-        self.digest: str = facts.pop("digest")
-        self.info = PackedShardInfo(**{**facts, "class_names": tuple(facts["class_names"])})
-        self._index = np.frombuffer(rest[: lengths[1]], _ENTRY)
+        try:
+            self.info, self.digest = _read_info(bytes(meta))
+            self._index = np.frombuffer(rest[: lengths[1]], _ENTRY)
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(f"its metadata or index is malformed: {error}") from error
         self._names = rest[lengths[1] :]
         if len(self._index) != num_samples:
             raise self._damaged(f"its index has {len(self._index)} of {num_samples} samples")
@@ -190,6 +209,8 @@ class PackedShard:
             self._checked[number] = True
         data: bytes | U8
         if entry.height:
+            if entry.channels not in (1, 3) or entry.height * entry.width * entry.channels != entry.length:
+                raise self._damaged("the shape of the sample does not fit its length", where)
             data = np.frombuffer(payload, np.uint8).reshape(entry.height, entry.width, entry.channels)
         else:
             data = bytes(payload)

@@ -6,6 +6,7 @@ Samples are in the order of the shards' names and of their position in the shard
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from reconv.data.readers.folder import SPLIT_FOLDERS, SPLIT_TITLES
 from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
 from reconv.data.storage.local import listing
 from reconv.errors import DataError
+from reconv.io import read_limits
 
-_MAX_LABEL = 1 << 20
 _NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)(?:-of-(?P<count>\d+))?(?P<ending>\D*)")
 
 
@@ -112,6 +113,13 @@ def _check_complete(shards: ShardFiles) -> None:
         )
     for (stem, count, ending), numbers in sets.items():
         wanted = range(int(count)) if count else range(min(1, *numbers), max(numbers) + 1)
+        if wanted.stop > read_limits.SHARDS:
+            raise DataError(
+                f"shard number {wanted.stop:,} is too high",
+                where=str(shards.folder),
+                why=f"a dataset has at most {read_limits.SHARDS:,} shards",
+                then="number them from 0, as in train-00000-of-00012",
+            )
         missing = [number for number in wanted if number not in numbers]
         if missing:
             of, width = f"-of-{count}" if count else "", len(next(iter(numbers.values())))
@@ -197,11 +205,12 @@ def _open_index(shard_format: ShardFormat, split: Split, shards: ShardFiles) -> 
 
 def check_label(first_label: int, label: int, where: str) -> int:
     """The label, if it is in the range of class labels."""
-    if not first_label <= label <= _MAX_LABEL:
+    last = first_label + read_limits.CLASSES - 1
+    if not first_label <= label <= last:
         raise DataError(
             f"label {label} out of range",
             where=where,
-            why=f"labels of this format start at {first_label}",
+            why=f"labels of this format are {first_label} to {last:,}",
             then="write the labels again, starting there",
         )
     return label
@@ -209,7 +218,8 @@ def check_label(first_label: int, label: int, where: str) -> int:
 
 def _class_names(train: ShardIndex, first_label: int) -> tuple[str, ...]:
     """A name for each label up to the highest one of training; repeated names get the label appended."""
+    check_label(first_label, int(train.rows["label"].max()), train.stored)
     num_classes = int(train.rows["label"].max()) - first_label + 1
     names = [train.names.get(first_label + number, f"class{number}") for number in range(num_classes)]
-    shared = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    shared = {name for name, count in Counter(names).items() if count > 1}
     return tuple(f"{name} ({number})" if name in shared else name for number, name in enumerate(names))

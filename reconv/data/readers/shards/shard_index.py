@@ -22,6 +22,7 @@ from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
 from reconv.io.atomic import write_atomic
+from reconv.io.bounded import open_file, parse_shallow_json
 from reconv.io.cache import cache_dir
 
 IndexRows = npt.NDArray[np.void]
@@ -58,17 +59,17 @@ def open_index(
     key = _shards_key(folder, names)
     places = _places(kind, split, folder)
     for place in places:
-        if (index := _load(place, key)) is not None:
+        if (index := _load(place, key, len(names))) is not None:
             return index
     rows, header = _build(folder, names, scan)
     header["key"] = key
     for place in places:
-        if _save(place, header, rows) and (index := _load(place, key)) is not None:
+        if _save(place, header, rows) and (index := _load(place, key, len(names))) is not None:
             return index
     return ShardIndex(
         rows,
         header["digest"],
-        _by_label(header["names"]),
+        header["names"],
         "in memory: neither the data folder nor the cache is writable",
     )
 
@@ -128,12 +129,10 @@ def _save(place: Path, header: Mapping[str, Any], rows: IndexRows) -> bool:
     return True
 
 
-def _load(place: Path, key: str) -> ShardIndex | None:
+def _load(place: Path, key: str, num_shards: int) -> ShardIndex | None:
     """The index at this place; None if it is missing, damaged or out of date."""
-    if not place.is_file():  # opening a named pipe would block
-        return None
     try:
-        with open(place, "rb") as file:
+        with open_file(place) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # missing, unreadable or empty
         return None
@@ -142,19 +141,19 @@ def _load(place: Path, key: str) -> ShardIndex | None:
     if mapped[: len(_MAGIC)] != _MAGIC or at + size > len(mapped):
         return None
     try:
-        header = json.loads(mapped[at : at + size])
-    except ValueError:
+        header = parse_shallow_json(mapped[at : at + size])
+        content = memoryview(mapped)[at + size :]
+        if header["key"] != key or header["rows_digest"] != _digest(content):
+            return None
+        rows = np.frombuffer(mapped, ROW, offset=at + size)
+        digest, names = str(header["digest"]), {int(label): str(name) for label, name in header["names"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    content = memoryview(mapped)[at + size :]
-    if header.get("key") != key or header.get("rows_digest") != _digest(content):
+    # Digests are no signature: whoever can write the shards can write an index that leads elsewhere.
+    if not len(rows) or int(rows["shard"].max()) >= num_shards or int(rows["label"].min()) < 0:
         return None
-    rows = np.frombuffer(mapped, ROW, offset=at + size)
-    return ShardIndex(rows, header["digest"], _by_label(header["names"]), str(place))
+    return ShardIndex(rows, digest, names, str(place))
 
 
 def _digest(content: bytes | memoryview) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _by_label(names: Mapping[str, str] | Mapping[int, str]) -> dict[int, str]:
-    return {int(label): name for label, name in names.items()}
