@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--from-json", type=Path, metavar="FILE")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # end the servers, too
     results = json.loads(given.from_json.read_text()) if given.from_json else measure(given)
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")
