@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[1] / "docs/python.md"
 
 def test_every_code_block_of_the_python_page_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, object] = {}
     for number, block in enumerate(blocks):
         exec(compile(block, f"python.md, block {number + 1}", "exec"), names)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from reconv.errors import DataError, UsageError
 from reconv.inference.image_input import ImageInput
 from reconv.inference.image_reader import EncodedImage, ImageInfo, ImageReader, read_encoded
 
-FRACTION = 0.5  # of a batch
+FRACTION = 0.4  # of a batch; on an H200 with 16 cores 0.3 to 0.5 were equally fast
 MIN_IMAGES = 1024  # of a list that `auto` shares with the GPU: opening its decoder takes a while
 
 
@@ -95,7 +96,8 @@ class GpuReader:
         if not infos:
             return GpuImages({}, None, files)
         data = [files[number].data for number in infos]
-        joined = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
+        # Unlike bytes.join, numpy copies without the GIL.
+        joined = torch.from_numpy(np.concatenate([np.frombuffer(file, np.uint8) for file in data]))
         boxes = [read.crop_box(info.width, info.height) for info in infos.values()]
         tensors = joined.split([len(file) for file in data])
         crops, decoded = self._decoder.crops(tensors, boxes, read.shape[-1], antialias=True, is_cut=False)

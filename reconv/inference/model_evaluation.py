@@ -15,7 +15,7 @@ from reconv.data.dataset import Dataset, Split
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.choose import BackendChoice
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.evaluate import merge_ranks, update_metrics
 from reconv.machine import Machine, cores_per_process
@@ -71,7 +71,7 @@ class EvalModel:
 
     recipe: Recipe
     classes: ModelClasses
-    backend: InferenceBackend
+    backend_choice: BackendChoice
     device: Device
     path: Path
     step: int | None
@@ -99,8 +99,10 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
         recipe, dataset, model.device, batch_size, _num_workers(recipe, dataset, process_group), bad, process_group
     )
 
+    backend = model.backend_choice.for_evaluation(len(dataset))
+
     def step(batch: Batch) -> tuple[Any, Batch]:
-        return model.backend(batch["images"]), batch
+        return backend(batch["images"]), batch
 
     start_s = time.perf_counter()
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.inference.activation_map import sample_activation_maps
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
-from reconv.inference.backends.choose import LoadedNetwork, choose_backend, plain_network_recipe
+from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
 from reconv.inference.eval_data import ModelClasses
 from reconv.inference.evaluate import InferenceStep
 from reconv.inference.gpu_reader import MIN_IMAGES, GpuReader
@@ -76,7 +77,7 @@ class Predictor:
     path: Path
     weights: str  # raw, ema or averaged
     step: int | None
-    backend: InferenceBackend
+    backend_choice: BackendChoice
     read: ImageReader  # read(image) -> ImageSample, in any thread; raises DataError
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
@@ -154,7 +155,7 @@ class Predictor:
             path=saved.path,
             weights=saved.weights,
             step=saved.step,
-            backend=choose_backend(LoadedNetwork(saved.recipe, network, opened), backend, precision, log),
+            backend_choice=BackendChoice(LoadedNetwork(saved.recipe, network, opened), backend, precision, log),
             read=ImageReader(saved.recipe.data.preprocess, decoder),
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
@@ -170,6 +171,11 @@ class Predictor:
         items, is_single = split_images(images)
         predictions = self.predict(items, top=top, min_score=min_score)
         return predictions[0] if is_single else predictions
+
+    @property
+    def backend(self) -> InferenceBackend:
+        """How the network runs; `auto` is chosen, and checked, when it is first needed."""
+        return self.backend_choice.get()
 
     @property
     def module(self) -> nn.Module:
@@ -324,7 +330,7 @@ class Predictor:
         With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result.
         """
         model = EvalModel(
-            self.recipe, self.model_classes, self.backend, self.device, self.path, self.step, self.weights
+            self.recipe, self.model_classes, self.backend_choice, self.device, self.path, self.step, self.weights
         )
         request = EvalRequest(data, split, batch_size, samples, per_class)
         with self._lock:
@@ -346,6 +352,9 @@ def read_threads() -> tuple[ThreadPoolExecutor, int]:
     """The threads that read images, one per core, and their number; all predictors of a process share them."""
     num_threads = usable_cores(Machine())
     return ThreadPoolExecutor(num_threads, thread_name_prefix="reconv-read"), num_threads
+
+
+os.register_at_fork(after_in_child=read_threads.cache_clear)  # a forked process has none of them
 
 
 def _open_gpu_reader(recipe: Recipe, device: Device, decoder: DecoderName) -> GpuReader | None:

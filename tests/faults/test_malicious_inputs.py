@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from malicious_inputs import CASES
-from malicious_runner import Outcome, run_case
+from malicious_runner import MaliciousRunner, Outcome
 
 import reconv
 
@@ -96,21 +97,31 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _outcome(name: str, tmp_path: Path, finished_run: Path) -> Outcome:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[MaliciousRunner]:
+    with MaliciousRunner() as started:
+        yield started
+
+
+def _outcome(name: str, tmp_path: Path, finished_run: Path, runner: MaliciousRunner) -> Outcome:
     folder = tmp_path / "case"
     folder.mkdir()
-    return run_case(name, folder, finished_run)
+    return runner.run(name, folder, finished_run)
 
 
 @pytest.mark.parametrize("name", (*FAST, *RUNS))
-def test_a_malicious_input_is_refused_or_survived(name: str, tmp_path: Path, finished_run: Path) -> None:
-    assert _outcome(name, tmp_path, finished_run).problem == ""
+def test_a_malicious_input_is_refused_or_survived(
+    name: str, tmp_path: Path, finished_run: Path, runner: MaliciousRunner
+) -> None:
+    assert _outcome(name, tmp_path, finished_run, runner).problem == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(CASES) - {*FAST, *RUNS}))
-def test_every_malicious_input_is_refused_or_survived(name: str, tmp_path: Path, finished_run: Path) -> None:
-    assert _outcome(name, tmp_path, finished_run).problem == ""
+def test_every_malicious_input_is_refused_or_survived(
+    name: str, tmp_path: Path, finished_run: Path, runner: MaliciousRunner
+) -> None:
+    assert _outcome(name, tmp_path, finished_run, runner).problem == ""
 
 
 def test_there_are_many_cases() -> None:

@@ -85,7 +85,14 @@ def test_folded_network_packs_every_convolution_and_equals_eager() -> None:
         assert largest_difference(backend(images_of(loaded, num)), eager(images_of(loaded, num))) < 1e-5
 
 
-@pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_b0", "googlenet"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "mobilenet_v2",
+        pytest.param("efficientnet_b0", marks=pytest.mark.slow),
+        pytest.param("googlenet", marks=pytest.mark.slow),
+    ],
+)
 def test_other_activations_and_gates_are_packed_too(model: str) -> None:
     loaded = load_network("resnet50", model__name=model, data__preprocess__size=64, precision__mode="fp32")
     backend = choose_backend(loaded, "folded", "auto", print)

@@ -93,7 +93,7 @@ def test_less_than_an_epoch_is_printed_with_two_decimals(tmp_path: Path) -> None
         is_plan = isinstance(event, RunPlanned)
         console.on_event(replace(event, total_steps=1, steps_per_epoch=22.0) if is_plan else event)
     console.close()
-    assert "0.05 epochs, 1 steps" in stream.getvalue() and "/0.05  step " in stream.getvalue()
+    assert "0.05 epochs, 1 step" in stream.getvalue() and "/0.05  step " in stream.getvalue()
     assert "0.04545" not in stream.getvalue()
 
 

@@ -1,18 +1,26 @@
-"""Runs a command on a malicious input in a forked process with limits of time and memory."""
+"""Runs commands on malicious inputs, each in a forked process with limits of time and memory.
+
+`MaliciousRunner` forks from a process that has done nothing else: what a test process has run before (threads, torch's
+pools) does not survive a fork.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from malicious_inputs import CASES, Context
 
+import reconv.api
 import reconv.cli
 
 LIMIT_S = 60  # of wall-clock time on a busy machine
@@ -38,6 +46,38 @@ class Outcome:
         if "Traceback" in self.output or "hacked" in self.files:
             return self.output[-600:]
         return "" if self.cpu_s < CPU_S else f"{self.cpu_s:.0f} s of CPU time"
+
+
+class MaliciousRunner:
+    """Runs cases one after the other; a context manager."""
+
+    def __enter__(self) -> MaliciousRunner:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "malicious_runner"]
+        self._process = subprocess.Popen(
+            command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def run(self, name: str, folder: Path, finished_run: Path) -> Outcome:
+        self._process.stdin.write(json.dumps([name, str(folder), str(finished_run)]) + "\n")
+        self._process.stdin.flush()
+        code, cpu_s, output, files = json.loads(self._process.stdout.readline())
+        return Outcome(code, cpu_s, output, frozenset(files))
+
+
+def serve() -> None:
+    """Run the cases that are named on standard input."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        name, folder, finished_run = json.loads(line)
+        outcome = run_case(name, Path(folder), Path(finished_run))
+        print(json.dumps([outcome.code, outcome.cpu_s, outcome.output, sorted(outcome.files)]), flush=True)
 
 
 def run_case(name: str, folder: Path, finished_run: Path) -> Outcome:
@@ -85,3 +125,7 @@ def _run_child(arguments: list[str], folder: Path, output: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from threading import Lock
 
 import torch
 
@@ -20,6 +21,7 @@ from reconv.recipe.schema import PrecisionConfig, PrecisionOps, Recipe
 from reconv.trainer.build.network import Network
 
 _FASTEST: dict[str, BackendName] = {"cuda": "fused", "cpu": "folded"}  # by kind of device
+FEW_IMAGES = 512  # on a CPU, fewer are evaluated sooner than a faster network is built
 _DEVICES = {"folded": ("cpu",), "fused": ("cuda",), "onnxruntime": ("cpu",)}
 
 
@@ -81,6 +83,30 @@ def choose_backend(
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     log(f"backend: eager, the network as trained ({why})")
     return eager if precision == "auto" else _eager_in(loaded, chosen)
+
+
+class BackendChoice:
+    """The backend of a loaded model; `auto` is built when it is first needed, which takes seconds."""
+
+    def __init__(
+        self, loaded: LoadedNetwork, backend: BackendName, precision: Precision, log: Callable[[str], None]
+    ) -> None:
+        self._loaded, self._log = loaded, log
+        self._lock = Lock()
+        self._is_auto = backend == precision == "auto"
+        self._chosen = None if self._is_auto else choose_backend(loaded, backend, precision, log)
+
+    def get(self) -> InferenceBackend:
+        with self._lock:
+            if self._chosen is None:
+                self._chosen = choose_backend(self._loaded, "auto", "auto", self._log)
+            return self._chosen
+
+    def for_evaluation(self, num_images: int) -> InferenceBackend:
+        """The backend for a pass over so many images: `auto` is eager where building another would take longer."""
+        if self._is_auto and self._loaded.device.kind == "cpu" and num_images < FEW_IMAGES:
+            return EagerBackend(self._loaded.recipe, self._loaded.network)
+        return self.get()
 
 
 def _eager_in(loaded: LoadedNetwork, precision: str) -> EagerBackend:

@@ -91,7 +91,7 @@ def test_a_column_per_class_needs_the_multilabel_task_and_folders_the_other(fold
     origin = open_dataset(
         "auto", write(folder, [*BY_CELL[:2], "1.png,cat,train", BY_CELL[-1]]), "train", DataConfig()
     ).origin
-    assert "for several per image --set task=multilabel" in origin
+    assert "for several per image: train with task: multilabel" in origin
     (folder / "labels.csv").unlink()
     for number, split in enumerate(("train", "val")):
         (folder / split / "cat").mkdir(parents=True)
