@@ -15,7 +15,7 @@ BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
 DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz faults soak clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak audit sbom clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -26,9 +26,11 @@ help:
 	@echo "make gpu     the tests that need a CUDA GPU, in the environment of PYTHON"
 	@echo "make external  the tests against third-party programs; each names what to install"
 	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
-	@echo "make fuzz    a million mutated files for that decoder, under sanitizers"
+	@echo "make fuzz    mutated files for every parser (FUZZ_SECONDS), and a million for that decoder, under sanitizers"
 	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; up to 40 minutes"
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
+	@echo "make audit   known vulnerabilities of the installed packages, by pip-audit"
+	@echo "make sbom    a software bill of materials: dist/reconv.cdx.json (CycloneDX)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 train: $(BASE)
@@ -76,8 +78,11 @@ $(FULL): pyproject.toml $(DECODER) | $(BIN)/python
 native: $(FULL)
 	$(BIN)/python hatch_build.py
 
-fuzz:
-	csrc/fuzz/run
+FUZZ_SECONDS ?= 60
+
+fuzz: $(FULL)
+	$(BIN)/python tests/fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
+	$(if $(COMPILER),csrc/fuzz/run,@echo "No C compiler on the PATH: the compiled JPEG decoder is left out.")
 
 SOAK_MINUTES ?= 60
 
@@ -87,7 +92,24 @@ faults: $(FULL)
 soak: $(FULL)
 	$(BIN)/python tests/faults/matrix --workers $(CORES) --classes soak --soak-minutes $(SOAK_MINUTES) $(ARGS)
 
+# Tools about the packages of .venv have a place of their own, so that they are not among them.
+AUDIT := .venv-audit
+
+$(AUDIT)/.installed: packaging/audit-requirements.txt
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --disable-pip-version-check -q -r $<
+	@touch $@
+
+audit: $(BASE) $(AUDIT)/.installed
+	$(AUDIT)/bin/python packaging/audit.py $(BIN)/python
+
+sbom: $(BASE) $(AUDIT)/.installed
+	@mkdir -p dist
+	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON \
+		-o dist/reconv.cdx.json $(BIN)/python
+	@echo "dist/reconv.cdx.json"
+
 clean:
 	rm -f reconv/data/decode/_jpeg.so
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find reconv benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

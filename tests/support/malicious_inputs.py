@@ -1496,7 +1496,7 @@ _register_files("tf-index", _tf_index, SPECIAL, CONTENT)
 _register_files("tf-state", _tf_state, SPECIAL, CONTENT)
 
 
-def _table(block: bytes, handle: tuple[int, int] | None = None) -> bytes:
+def tensorflow_table(block: bytes, handle: tuple[int, int] | None = None) -> bytes:
     def sealed(content: bytes) -> bytes:
         return content + b"\0" + masked_crc32c(content + b"\0").to_bytes(4, "little")
 
@@ -1526,18 +1526,18 @@ def _entry(dtype: int, shape: list[int], size: int, offset: int = 0, file: int =
 
 _HEAD = (0, b"", b"\x08\x01")
 TABLES = {
-    "no-header": _table(_block((0, b"a", b""))),
-    "handle-outside": _table(_block(_HEAD), (2**62, 2**62)),
-    "shape-huge": _table(_block(_HEAD, (0, b"a", _entry(1, [2**40, 2**40], 4)))),
-    "shape-many": _table(_block(_HEAD, (0, b"a", _entry(1, [1] * 10_000, 4)))),
-    "size-huge": _table(_block(_HEAD, (0, b"a", _entry(1, [2**45], 2**47)))),
-    "negative": _table(_block(_HEAD, (0, b"a", _entry(1, [2**64 - 1], 4)))),
-    "dtype": _table(_block(_HEAD, (0, b"a", _entry(99, [1], 4)))),
-    "file-huge": _table(_block(_HEAD, (0, b"a", _entry(1, [1], 4, 0, 2**60)))),
-    "files-many": _table(_block((0, b"", b"\x08" + encode_varint(2**60)))),
-    "shared": _table(_block(_HEAD, (99, b"a", b""))),
-    "prefix-bomb": _table(_block(_HEAD, (0, b"a" * 60_000, b""), *((60_000 + n, b"b", b"") for n in range(20_000)))),
-    "restarts": _table(b"\xff" * 8),
+    "no-header": tensorflow_table(_block((0, b"a", b""))),
+    "handle-outside": tensorflow_table(_block(_HEAD), (2**62, 2**62)),
+    "shape-huge": tensorflow_table(_block(_HEAD, (0, b"a", _entry(1, [2**40, 2**40], 4)))),
+    "shape-many": tensorflow_table(_block(_HEAD, (0, b"a", _entry(1, [1] * 10_000, 4)))),
+    "size-huge": tensorflow_table(_block(_HEAD, (0, b"a", _entry(1, [2**45], 2**47)))),
+    "negative": tensorflow_table(_block(_HEAD, (0, b"a", _entry(1, [2**64 - 1], 4)))),
+    "dtype": tensorflow_table(_block(_HEAD, (0, b"a", _entry(99, [1], 4)))),
+    "file-huge": tensorflow_table(_block(_HEAD, (0, b"a", _entry(1, [1], 4, 0, 2**60)))),
+    "files-many": tensorflow_table(_block((0, b"", b"\x08" + encode_varint(2**60)))),
+    "shared": tensorflow_table(_block(_HEAD, (99, b"a", b""))),
+    "prefix-bomb": tensorflow_table(_block(_HEAD, (0, b"a" * 60_000, b""), *((60_000 + n, b"b", b"") for n in range(20_000)))),
+    "restarts": tensorflow_table(b"\xff" * 8),
 }  # fmt: skip
 for _name, _content in TABLES.items():
 
