@@ -1,4 +1,4 @@
-"""Errors of disks and network file systems: which of them may pass, and reading files in spite of those.
+"""Errors of disks and network file systems: which of them may pass, and waiting for those.
 
 A network disk answers EIO, ESTALE or a time-out while its server restarts. Such a call is tried again a few times, with
 a line on stderr; what is then still refused is a fault of the machine, not of the file.
@@ -7,13 +7,11 @@ a line on stderr; what is then still refused is a fault of the machine, not of t
 from __future__ import annotations
 
 import errno
-import io
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,31 +65,3 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = os.fspath(path)
         raise
-
-
-def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file for reading; raises OSError for pipes and devices, which may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-        return open(descriptor, "rb")
-    except BaseException:
-        with suppress(OSError):
-            os.close(descriptor)
-        raise
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file; an OSError names it."""
-
-    def read() -> bytes:
-        with naming(path), open_regular(path) as file:
-            return file.read()
-
-    return retry_transient(read, path)
-
-
-def read_text(path: Path) -> str:
-    """The content of a UTF-8 file; an OSError names it."""
-    return read_bytes(path).decode("utf-8")
