@@ -41,21 +41,6 @@ EXPORT int reconv_jpeg_read(
     return num_files;
 }
 
-/* A crop of each of those files, into planes of `size` x `size` that follow each other in `out`; `boxes` holds left,
- * top, right and bottom of each, `is_done` is set for those that were filled. A file with an empty box is skipped. */
-EXPORT void reconv_jpeg_crops(
-    const uint8_t *buffer, const int64_t *ends, int num_files, const double *boxes, uint8_t *out, int size,
-    int is_antialiased, int filter, uint8_t *is_done) {
-    int64_t start = 0;
-    for (int i = 0; i < num_files; start = ends[i++]) {
-        const double *box = boxes + 4 * i;
-        uint8_t *row = out + 3 * (size_t)size * (size_t)size * (size_t)i;
-        is_done[i] = reconv_jpeg_crop(
-                         buffer + start, (size_t)(ends[i] - start), box[0], box[1], box[2], box[3], 1, row, size, size,
-                         0, is_antialiased, filter, 1) == JPEG_DONE;
-    }
-}
-
 /* Width and height of each of `num_files` files in memory, 0 where one is not of the kind that is decoded here. */
 EXPORT void reconv_jpeg_sizes(
     const uint8_t *const *files, const int64_t *lengths, int num_files, int32_t *sizes) {
@@ -65,8 +50,9 @@ EXPORT void reconv_jpeg_sizes(
     }
 }
 
-/* `reconv_jpeg_crops` of files in memory that do not follow each other; `is_cut` as in `reconv_jpeg_crop`. */
-EXPORT void reconv_jpeg_crop_files(
+/* A crop of each file, into planes of `size` x `size` that follow each other in `out`; `boxes` holds left, top, right and
+ * bottom of each, `is_done` is set for those that were filled. A file with an empty box is skipped. */
+EXPORT void reconv_jpeg_crops(
     const uint8_t *const *files, const int64_t *lengths, int num_files, const double *boxes, int is_cut, uint8_t *out,
     int size, int is_antialiased, int filter, uint8_t *is_done) {
     for (int i = 0; i < num_files; i++) {

@@ -109,7 +109,7 @@ class GpuReader:
 
 def locate_jpegs(files: Mapping[int, EncodedImage]) -> dict[int, ImageInfo]:
     """The files that are ordinary JPEG in color, with their size."""
-    if native.takes_files_from_memory():
+    if native.available():
         sizes = native.FilesInMemory([file.data for file in files.values()]).sizes().tolist()
     else:
         headers = [read_header(file.data) for file in files.values()]

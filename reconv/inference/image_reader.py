@@ -104,7 +104,7 @@ class ImageReader:
         """
         found: list[ImageInfo | DataError | None] = [None] * len(images)
         encoded = dict(known or {})
-        if not encoded and self.decoder == "native" and native.takes_files_from_memory():
+        if not encoded and self.decoder == "native":
             for row, image in enumerate(images):
                 try:
                     if (file := read_encoded(image)) is not None:

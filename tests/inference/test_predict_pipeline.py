@@ -123,7 +123,7 @@ def test_without_a_decoder_on_the_gpu_the_host_reads_everything_unless_it_was_as
 
 @pytest.mark.native
 def test_groups_by_the_compiled_decoder_equal_single_images_and_are_near_pillow() -> None:
-    assert native.takes_files_from_memory()
+    assert native.available()
     exif = Image.Exif()
     exif[0x0112] = 6
     odd = [jpeg(3, exif=exif), jpeg(4, progressive=True), b"no image"]  # rotated, progressive: Pillow reads them

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from reconv.errors import RecipeError
 from reconv.recipe.data_fields import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
-VERSION = 2  # of the functions and of the pixels they give
+VERSION = 3  # of the functions and of the pixels they give
 
 F64 = npt.NDArray[np.float64]
 
@@ -91,18 +91,10 @@ def load(path: Path) -> ctypes.CDLL:
         *(number,) * 6,
     )
     library.reconv_jpeg_read.argtypes = (pointer, number, pointer, ctypes.c_int64, pointer, pointer)
-    library.reconv_jpeg_crops.argtypes = (*(pointer,) * 2, number, *(pointer,) * 2, *(number,) * 3, pointer)
+    library.reconv_jpeg_sizes.argtypes = (*(pointer,) * 2, number, pointer)
+    library.reconv_jpeg_sizes.restype = None
+    library.reconv_jpeg_crops.argtypes = (*(pointer,) * 2, number, pointer, number, pointer, *(number,) * 3, pointer)
     library.reconv_jpeg_crops.restype = None
-    if hasattr(library, "reconv_jpeg_crop_files"):  # not in the first builds of this version
-        library.reconv_jpeg_sizes.argtypes = (*(pointer,) * 2, number, pointer)
-        library.reconv_jpeg_sizes.restype = None
-        library.reconv_jpeg_crop_files.argtypes = (
-            *(pointer,) * 2,
-            *(number, pointer, number, pointer),
-            *(number,) * 3,
-            pointer,
-        )
-        library.reconv_jpeg_crop_files.restype = None
     return library
 
 
@@ -171,25 +163,8 @@ def crop_files(
 
     Returns which rows were filled; a file with an empty box is skipped.
     """
-    num_files, size = len(ends), out.shape[-1]
-    if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
-        raise ValueError(
-            f"expected a box and a square image for each of {num_files} files, not {boxes.shape} and {out.shape}"
-        )
-    if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(f"expected a writable contiguous uint8 array, not {out.dtype}")
-    is_filled = np.zeros(num_files, np.bool_)
-    load(LIBRARY).reconv_jpeg_crops(
-        *(buffer.ctypes.data, ends.ctypes.data, num_files, np.ascontiguousarray(boxes).ctypes.data, out.ctypes.data),
-        *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
-    )
-    return is_filled
-
-
-@cache
-def takes_files_from_memory() -> bool:
-    """Whether the library has the calls of `FilesInMemory`; they were added without a change of the pixels."""
-    return available() and hasattr(load(LIBRARY), "reconv_jpeg_crop_files")
+    starts = np.concatenate([[0], ends])[: len(ends)]
+    return _crop_each(buffer.ctypes.data + starts, ends - starts, boxes, out, (True, antialias, interpolation))
 
 
 class FilesInMemory:
@@ -211,17 +186,28 @@ class FilesInMemory:
         self, boxes: F64, out: U8, *, interpolation: str, antialias: bool = True, crop_first: bool = False
     ) -> npt.NDArray[np.bool_]:
         """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled."""
-        num_files, size = len(self._lengths), out.shape[-1]
-        if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
-            raise ValueError(f"expected a box and a square image for each of {num_files} files, not {out.shape}")
-        if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError(f"expected a writable contiguous uint8 array, not {out.dtype}")
-        is_filled, boxes = np.zeros(num_files, np.bool_), np.ascontiguousarray(boxes, np.float64)
-        load(LIBRARY).reconv_jpeg_crop_files(
-            *(self._pointers, self._lengths.ctypes.data, num_files, boxes.ctypes.data, crop_first),
-            *(out.ctypes.data, size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
+        starts = np.frombuffer(self._pointers, np.uintp)
+        return _crop_each(starts, self._lengths, boxes, out, (crop_first, antialias, interpolation))
+
+
+def _crop_each(
+    starts: npt.NDArray[np.integer[Any]], lengths: I64, boxes: F64, out: U8, options: tuple[bool, bool, str]
+) -> npt.NDArray[np.bool_]:
+    """Crop files at addresses that the caller keeps alive; `options` are crop_first, antialias and interpolation."""
+    num_files, size = len(starts), out.shape[-1]
+    crop_first, antialias, interpolation = options
+    if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
+        raise ValueError(
+            f"expected a box and a square image for each of {num_files} files, not {boxes.shape} and {out.shape}"
         )
-        return is_filled
+    if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"expected a writable contiguous uint8 array, not {out.dtype}")
+    is_filled, boxes = np.zeros(num_files, np.bool_), np.ascontiguousarray(boxes, np.float64)
+    load(LIBRARY).reconv_jpeg_crops(
+        *(starts.ctypes.data, lengths.ctypes.data, num_files, boxes.ctypes.data, crop_first, out.ctypes.data),
+        *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
+    )
+    return is_filled
 
 
 def _address(data: bytes | memoryview) -> bytes | int:
