@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
     CHECKPOINT = 4  # a checkpoint or weights file is missing, corrupt or of another model
     DIVERGED = 5
     RESOURCES = 6  # out of memory or disk space, or the system refuses to read or write a file
-    RANK_LOST = 7
+    RANK_LOST = 7  # or the processes of a server end again and again
     RUN_LOCKED = 8  # another process is using the run directory
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
@@ -138,6 +138,12 @@ class RemoteRankError(ReconvError):
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRankError], tuple[object, ...]]:
         return RemoteRankError.from_dict, (self.to_dict(),)
+
+
+class ServerProcessError(ReconvError):
+    """A process of the server ends again and again."""
+
+    code = ExitCode.RANK_LOST
 
 
 class RunLockedError(ReconvError):

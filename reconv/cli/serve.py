@@ -52,10 +52,21 @@ def limit_options(command: CommandFunction) -> CommandFunction:
     type=click.Path(path_type=Path),
     help="Require a bearer token: one of the lines of FILE.",
 )
+@click.option(
+    "--processes",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Processes that answer on the port, each with its own copy of the models; limits are those of each.",
+)
 @click.option("--follow", is_flag=True, help="Take over each new checkpoint of the runs, without a dropped request.")
 @limit_options
 @click.option(
-    "--read-threads", metavar="N", type=click.IntRange(1), help="Threads that decode images [default: one per core]."
+    "--read-threads",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Threads that decode images, of each process [default: its share of the cores].",
 )
 @model_options
 @backend_options
@@ -64,6 +75,7 @@ def serve(
     host: str,
     port: int,
     token_file: Path | None,
+    processes: int,
     follow: bool,
     max_batch: int,
     max_wait_ms: float,
@@ -94,6 +106,7 @@ def serve(
       reconv serve runs/quickstart/1
       curl -F image=@digit.png http://127.0.0.1:8000/predict
       reconv serve digits=runs/quickstart/1 flowers=runs/finetune/2 --port 9000
+      reconv serve runs/resnet50/1 --processes 8 --max-batch 64
       reconv serve runs/resnet50/1 --follow --host 0.0.0.0 --token-file token.txt
     """
     server = _import_server()
@@ -110,7 +123,7 @@ def serve(
     load = server.LoadSettings(
         devices=tuple(device.split(",")),
         best=best,
-        trust_code=trust_or_ask(trust_code),
+        trust_code=trust_code if processes > 1 else trust_or_ask(trust_code),  # they have no terminal
         batch=server.BatchSettings(max_batch, max_wait_ms / 1000, max_queue),
         options={
             "weights": weights or "auto",
@@ -120,7 +133,7 @@ def serve(
             "decoder": decoder,
         },
     )
-    settings = server.ServeSettings(runs, load, limits, host, port, token_file, follow, read_threads)
+    settings = server.ServeSettings(runs, load, limits, host, port, token_file, follow, read_threads, processes)
     server.serve(settings, print_note)
 
 

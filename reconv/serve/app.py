@@ -84,9 +84,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics: for Prometheus."""
-        for name, model in self.serving.models.items():
-            if model.current is not None:
-                self.serving.metrics.pending.labels(name).set(model.current.batcher.pending)
+        self.serving.sample_metrics()
         return Response(self.serving.metrics.to_text(), media_type=CONTENT_TYPE)
 
     async def page(self, request: Request) -> Response:

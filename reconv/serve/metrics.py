@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -15,20 +17,30 @@ _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class ServerMetrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own.
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        registry = self.registry
+    Several processes keep them in files in `folder`, and each answers with the sums over all of them. It must be the
+    PROMETHEUS_MULTIPROC_DIR of the environment with which they were started.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        registry = CollectorRegistry(auto_describe=True)
+        if folder is None:
+            ProcessCollector(registry=registry)
+            PlatformCollector(registry=registry)
+            self.registry = registry
+        else:
+            self.registry = CollectorRegistry()
+            MultiProcessCollector(self.registry, str(folder))
         self.requests = Counter(
             "reconv_requests", "Requests by route and status", ("route", "status"), registry=registry
         )
         self.rejected = Counter(
             "reconv_rejected_requests", "Requests refused by a limit", ("reason",), registry=registry
         )
-        self.in_flight = Gauge("reconv_in_flight_requests", "Requests being answered", registry=registry)
+        self.in_flight = Gauge(
+            "reconv_in_flight_requests", "Requests being answered", registry=registry, multiprocess_mode="livesum"
+        )
         self.stage_s = Histogram(
             "reconv_stage_seconds",
             "Time of a prediction by stage: body, read (decode and resize), queue, network, total",
@@ -43,9 +55,19 @@ class ServerMetrics:
             "reconv_batch_seconds", "Time of a batch on the device", ("model",), buckets=_SECONDS, registry=registry
         )
         self.pending = Gauge(
-            "reconv_pending_images", "Images being read, queued or computed", ("model",), registry=registry
+            "reconv_pending_images",
+            "Images being read, queued or computed",
+            ("model",),
+            registry=registry,
+            multiprocess_mode="livesum",
         )
-        self.step = Gauge("reconv_model_step", "Training step of the served checkpoint", ("model",), registry=registry)
+        self.step = Gauge(
+            "reconv_model_step",
+            "Training step of the served checkpoint",
+            ("model",),
+            registry=registry,
+            multiprocess_mode="liveall",
+        )
         self.reloads = Counter(
             "reconv_model_reloads",
             "Checkpoints taken over, or that could not be",

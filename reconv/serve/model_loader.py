@@ -61,11 +61,17 @@ class ModelLoader:
         self.error: BaseException | None = None  # why a model could not be loaded at the start
         self._models, self._settings, self._metrics, self._log = models, settings, metrics, log
         self._follow, self._on_error = follow, on_error
-        self._stop = threading.Event()
+        self._stop, self._is_tried = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconv-load", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Begin, unless it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the models are loaded, cannot be, or have no checkpoint yet."""
+        self._is_tried.wait()
 
     def stop(self) -> None:
         """Load nothing more; what is being loaded is not waited for."""
@@ -80,6 +86,8 @@ class ModelLoader:
             self.error = error
             self._on_error()
             return
+        finally:
+            self._is_tried.set()
         while self._follow and not self._stop.wait(POLL_S):
             for model in self._models:
                 self._load_new(model, followed[model.name])

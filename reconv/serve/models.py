@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from reconv.api import ImageSample, Prediction, Predictor
+from reconv.errors import UsageError
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.serve.batching import Batcher, Job
 from reconv.serve.explanation import explain
@@ -108,6 +110,31 @@ class ServedModel:
             old, self.current = self.current, loaded
         if old is not None:
             old.retire()
+
+
+def name_models(runs: Sequence[str]) -> dict[str, ServedModel]:
+    """The models by their names: NAME=RUN, or that of the run's recipe."""
+    models: dict[str, ServedModel] = {}
+    for run in runs:
+        name, equals, path = run.partition("=")
+        if not equals:
+            name, path = default_name(run), run
+        if name in models:
+            then = f"name them: reconv serve first={models[name].run} second={path}"
+            raise UsageError(f"two models are named {name!r}", then=then)
+        if not name or "/" in name:
+            raise UsageError(f"{name!r} is not a name for a model", then="use NAME=RUN, without slashes in NAME")
+        models[name] = ServedModel(name, path)
+    return models
+
+
+def default_name(run: str) -> str:
+    """A name for a run: `quickstart` for runs/quickstart/1, the stem of a weights file, or as it was given."""
+    path = Path(run)
+    if path.parent.name == "checkpoints":
+        path = path.parent.parent
+    name = path.parent.name if path.name.isdecimal() and path.parent.name else path.name
+    return (name.removesuffix(".safetensors") or "model").replace(":", "-")
 
 
 def describe_model(served: ServedModel) -> dict[str, Any]:

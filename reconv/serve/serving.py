@@ -57,6 +57,12 @@ class Serving:
     def is_healthy(self) -> bool:
         return all(model.current is None or model.current.batcher.is_healthy for model in self.models.values())
 
+    def sample_metrics(self) -> None:
+        """Update the metrics that are not counted as things happen."""
+        for name, model in self.models.items():
+            if model.current is not None:
+                self.metrics.pending.labels(name).set(model.current.batcher.pending)
+
     def find_model(self, name: str | None) -> ServedModel:
         """The model of a name; without one, the first."""
         if name is None:

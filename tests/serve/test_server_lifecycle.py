@@ -18,7 +18,8 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.errors import ResourceError, UsageError
 from reconv.serve.access import read_tokens
-from reconv.serve.server import name_models, open_port
+from reconv.serve.models import name_models
+from reconv.serve.server import open_port
 
 
 def test_sigterm_finishes_what_has_begun_and_exits_with_zero(

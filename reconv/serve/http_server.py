@@ -1,0 +1,165 @@
+"""One process that answers requests: its models, queue and event loop, on a socket that already listens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import uvicorn
+
+from reconv.device.base import device_kind
+from reconv.errors import ResourceError
+from reconv.machine import Machine, usable_cores
+from reconv.serve.access import LOOPBACK, SECURITY_HEADERS, Access
+from reconv.serve.app import build_app
+from reconv.serve.connections import limited_protocol
+from reconv.serve.limits import Limits
+from reconv.serve.metrics import ServerMetrics
+from reconv.serve.model_loader import LoadSettings, ModelLoader
+from reconv.serve.models import name_models
+from reconv.serve.serving import Serving
+
+BACKLOG = 2048  # connections that wait to be accepted
+LogFunction = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """What `reconv serve` was asked for."""
+
+    runs: Sequence[str]
+    load: LoadSettings
+    limits: Limits
+    host: str = LOOPBACK[0]
+    port: int = 8000
+    token_file: Path | None = None
+    follow: bool = False
+    num_readers: int | None = None  # of each process; None: its share of the cores
+    num_processes: int = 1
+
+    @property
+    def is_local(self) -> bool:
+        return self.host in LOOPBACK
+
+
+class HttpServer:
+    """The server of one process. With `metrics_folder`, its metrics are summed with those of the others there."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        tokens: tuple[bytes, ...],
+        log: LogFunction,
+        metrics_folder: Path | None = None,
+    ) -> None:
+        cores = max(1, usable_cores(Machine()) // settings.num_processes)
+        threads = network_threads(settings.load.devices, settings.num_processes, cores)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._metrics = ServerMetrics(metrics_folder)
+        self._models = name_models(settings.runs)
+        self._serving = Serving(self._models, settings.limits, self._metrics, settings.num_readers or cores)
+        access = Access(tokens, LOOPBACK if settings.is_local else ())
+        self._uvicorn = _DrainingServer(_uvicorn_config(self._serving, access, settings.num_processes), self._serving)
+        models = list(self._models.values())
+        self._loader = ModelLoader(
+            models, settings.load, self._metrics, log, follow=settings.follow, on_error=self._uvicorn.stop
+        )
+        self._is_broken = False
+
+    def load(self) -> None:
+        """Load the models before `run`; those that have no checkpoint yet are waited for meanwhile (`--follow`)."""
+        self._loader.start()
+        self._loader.wait()
+        if self._loader.error is not None:
+            raise self._loader.error
+
+    def run(self, listener: socket.socket) -> None:
+        """Answer until SIGTERM, SIGINT or `stop`; raises the error of a model that cannot be loaded."""
+        # uvicorn raises the signal again after it has ended, to end the process by it; the exit code must be 0.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: self.stop())
+        self._loader.start()
+        self._uvicorn.run(sockets=[listener])
+        self._loader.stop()
+        self._serving.readers.close()
+        if self._loader.error is not None:
+            raise self._loader.error
+        if self._is_broken:
+            raise ResourceError("a device failed several times in a row", then="look for its errors in the log above")
+
+    def stop(self) -> None:
+        """Finish what has begun, then end `run`; from any thread."""
+        self._uvicorn.stop()
+
+    def stop_if_broken(self) -> None:
+        """Stop if a device is lost, so that whoever watches this process starts another one."""
+        if not self._serving.is_healthy and not self._is_broken:
+            self._is_broken = True
+            self.stop()
+
+    def sample_metrics(self) -> None:
+        """Update the metrics that are not counted as things happen."""
+        self._serving.sample_metrics()
+
+
+def network_threads(devices: Sequence[str], num_processes: int, cores: int) -> int | None:
+    """The threads of torch in one of several processes; None: torch's own choice.
+
+    On a GPU torch has next to nothing to do on the CPU, and its threads would take the cores from those that decode.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    if any(device_kind(device) == "cuda" for device in devices):
+        return 1
+    return cores if num_processes > 1 else None
+
+
+class _DrainingServer(uvicorn.Server):
+    """A server that is not ready any more as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+        super().__init__(config)
+        self._serving = serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # the event loop has set the backlog of its configuration
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._serving.is_draining = True
+        super().handle_exit(sig, frame)
+
+    def stop(self) -> None:
+        """Stop as after a signal, from any thread."""
+        self._serving.is_draining = True
+        self.should_exit = True
+
+
+def _uvicorn_config(serving: Serving, access: Access, num_processes: int) -> uvicorn.Config:
+    limits = serving.limits
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each request that is not HTTP
+    return uvicorn.Config(
+        build_app(serving, access),
+        http=limited_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        headers=list(SECURITY_HEADERS),
+        timeout_keep_alive=round(limits.keep_alive_s),
+        timeout_graceful_shutdown=round(limits.drain_timeout_s),
+        h11_max_incomplete_event_size=16 << 10,
+        # asyncio accepts so many connections at once, which one of several processes would take from the others.
+        backlog=BACKLOG if num_processes == 1 else 1,
+    )
