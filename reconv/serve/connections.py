@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from reconv.serve.limits import Limits
@@ -20,8 +21,8 @@ _MAX_HEADER_BYTES = 64 << 10
 _CLOSE_S = 5.0  # to take the rest of an answer, before the connection is cut
 
 
-def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The class of connections with these limits."""
+def limited_protocol(limits: Limits, on_count: Callable[[int], None] = lambda num_open: None) -> type[asyncio.Protocol]:
+    """The class of connections with these limits; `on_count` is called when their number has changed."""
 
     class LimitedConnection(HttpProtocol):
         """A connection whose request must arrive in time, and which is closed for good."""
@@ -31,6 +32,7 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            on_count(len(self.connections))
             if len(self.connections) > limits.max_connections:
                 transport.write(_TOO_MANY)
                 self._close()
@@ -40,6 +42,7 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
+            on_count(len(self.connections))
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

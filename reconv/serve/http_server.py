@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 import uvicorn
@@ -25,6 +27,7 @@ from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_loader import LoadSettings, ModelLoader
 from reconv.serve.models import name_models
 from reconv.serve.serving import Serving
+from reconv.serve.shared_listener import ConnectionCounts, SharedListener
 
 BACKLOG = 2048  # connections that wait to be accepted
 LogFunction = Callable[[str], None]
@@ -49,25 +52,36 @@ class ServeSettings:
         return self.host in LOOPBACK
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the server of one of several processes shares with the others."""
+
+    metrics_folder: Path
+    counts: ConnectionCounts
+    process: int  # counted from 0
+
+
 class HttpServer:
-    """The server of one process. With `metrics_folder`, its metrics are summed with those of the others there."""
+    """The server of one process, alone or one of several."""
 
     def __init__(
         self,
         settings: ServeSettings,
         tokens: tuple[bytes, ...],
+        listener: socket.socket,
         log: LogFunction,
-        metrics_folder: Path | None = None,
+        shared: Shared | None = None,
     ) -> None:
         cores = max(1, usable_cores(Machine()) // settings.num_processes)
         threads = network_threads(settings.load.devices, settings.num_processes, cores)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._metrics = ServerMetrics(metrics_folder)
+        self._listener = listener
+        self._metrics = ServerMetrics(None if shared is None else shared.metrics_folder)
         self._models = name_models(settings.runs)
         self._serving = Serving(self._models, settings.limits, self._metrics, settings.num_readers or cores)
         access = Access(tokens, LOOPBACK if settings.is_local else ())
-        self._uvicorn = _DrainingServer(_uvicorn_config(self._serving, access, settings.num_processes), self._serving)
+        self._uvicorn = _DrainingServer(self._serving, access, listener, shared)
         models = list(self._models.values())
         self._loader = ModelLoader(
             models, settings.load, self._metrics, log, follow=settings.follow, on_error=self._uvicorn.stop
@@ -81,13 +95,13 @@ class HttpServer:
         if self._loader.error is not None:
             raise self._loader.error
 
-    def run(self, listener: socket.socket) -> None:
+    def run(self) -> None:
         """Answer until SIGTERM, SIGINT or `stop`; raises the error of a model that cannot be loaded."""
         # uvicorn raises the signal again after it has ended, to end the process by it; the exit code must be 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.stop())
         self._loader.start()
-        self._uvicorn.run(sockets=[listener])
+        self._uvicorn.run(sockets=[self._listener])
         self._loader.stop()
         self._serving.readers.close()
         if self._loader.error is not None:
@@ -125,14 +139,26 @@ def network_threads(devices: Sequence[str], num_processes: int, cores: int) -> i
 class _DrainingServer(uvicorn.Server):
     """A server that is not ready any more as soon as it is asked to stop."""
 
-    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
-        super().__init__(config)
+    def __init__(self, serving: Serving, access: Access, listener: socket.socket, shared: Shared | None) -> None:
         self._serving = serving
+        self._shared = None if shared is None else SharedListener(listener, shared.counts, shared.process)
+        http = limited_protocol(serving.limits, *([] if self._shared is None else [self._shared.on_count]))
+        super().__init__(_uvicorn_config(serving, access, http))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)  # the event loop has set the backlog of its configuration
+        if self._shared is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._shared.start(self._make_connection)
+        self.servers: list[Any] = [self._shared]
+
+    def _make_connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        connection: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._serving.is_draining = True
@@ -144,12 +170,12 @@ class _DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _uvicorn_config(serving: Serving, access: Access, num_processes: int) -> uvicorn.Config:
+def _uvicorn_config(serving: Serving, access: Access, http: type[asyncio.Protocol]) -> uvicorn.Config:
     limits = serving.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each request that is not HTTP
     return uvicorn.Config(
         build_app(serving, access),
-        http=limited_protocol(limits),
+        http=http,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -160,6 +186,5 @@ def _uvicorn_config(serving: Serving, access: Access, num_processes: int) -> uvi
         timeout_keep_alive=round(limits.keep_alive_s),
         timeout_graceful_shutdown=round(limits.drain_timeout_s),
         h11_max_incomplete_event_size=16 << 10,
-        # asyncio accepts so many connections at once, which one of several processes would take from the others.
-        backlog=BACKLOG if num_processes == 1 else 1,
+        backlog=BACKLOG,
     )

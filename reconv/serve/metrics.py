@@ -31,7 +31,7 @@ class ServerMetrics:
             self.registry = registry
         else:
             self.registry = CollectorRegistry()
-            MultiProcessCollector(self.registry, str(folder))
+            MultiProcessCollector(self.registry, str(folder))  # type: ignore[no-untyped-call]
         self.requests = Counter(
             "reconv_requests", "Requests by route and status", ("route", "status"), registry=registry
         )

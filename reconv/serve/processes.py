@@ -28,7 +28,8 @@ from prometheus_client.multiprocess import mark_process_dead
 from reconv.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
 from reconv.io.stop_signals import signal_name
 from reconv.io.temporary_folder import temporary_folder
-from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings
+from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings, Shared
+from reconv.serve.shared_listener import ConnectionCounts
 
 MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it began to answer
 _STABLE_S = 60.0
@@ -81,13 +82,14 @@ class _Parent:
         self._deaths = [0] * settings.num_processes  # of each process, in a row
         self._held: list[str] | None = []  # lines to log when all processes are ready; None: they are
         self._printed: Counter[str] = Counter()
+        self._counts = ConnectionCounts(folder, settings.num_processes)
         self._signals = 0
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            self._children = [self._start() for _ in range(self._settings.num_processes)]
+            self._children = [self._start(index) for index in range(self._settings.num_processes)]
             while self._signals == 0:
                 self._watch()
             self._drain()
@@ -100,11 +102,11 @@ class _Parent:
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signals += 1
 
-    def _start(self) -> _Child:
+    def _start(self, index: int) -> _Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_run_child, args=(self._settings, self._tokens, self._listener, theirs, self._folder)
+            target=_run_child, args=(self._settings, self._tokens, self._listener, theirs, self._folder, index)
         )
         # A Ctrl-C is for the parent: it reaches all processes of the terminal, but a child inherits the mask. The
         # resource tracker comes first: starting it unblocks the signal again.
@@ -187,8 +189,9 @@ class _Parent:
             raise child.error
         child.process.join()
         child.channel.close()
-        mark_process_dead(child.process.pid, str(self._folder))
+        mark_process_dead(child.process.pid, str(self._folder))  # type: ignore[no-untyped-call]
         index = self._children.index(child)
+        self._counts.set_absent(index)
         is_stable = child.is_loaded and time.monotonic() - child.loaded_s > _STABLE_S
         self._deaths[index] = 1 if is_stable else self._deaths[index] + 1
         how = child.describe_end()
@@ -199,7 +202,7 @@ class _Parent:
                 then="see the log above; memory is short?",
             )
         self._log(f"process {child.process.pid} ended unexpectedly ({how}); another one is started")
-        self._children[index] = self._start()
+        self._children[index] = self._start(index)
 
     def _drain(self) -> None:
         """Ask all processes to finish what they have begun, and wait for their end; a second signal ends them now."""
@@ -220,33 +223,36 @@ class _Parent:
 
 
 def _run_child(
-    settings: ServeSettings, tokens: tuple[bytes, ...], listener: socket.socket, channel: Connection, folder: Path
+    settings: ServeSettings,
+    tokens: tuple[bytes, ...],
+    listener: socket.socket,
+    connection: Connection,
+    folder: Path,
+    index: int,
 ) -> None:
     """The main function of a server process."""
-    code = _serve(settings, tokens, listener, _Channel(channel), folder)
+    channel = _Channel(connection)
+    try:
+        shared = Shared(folder, ConnectionCounts(folder, settings.num_processes), index)
+        code = _serve(HttpServer(settings, tokens, listener, channel.log, shared), channel)
+    except ReconvError as error:
+        channel.send("error", error.to_dict())
+        code = error.code
+    except BaseException:  # of any kind: the parent starts another process
+        traceback.print_exc()
+        code = ExitCode.UNEXPECTED
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)  # a thread that is still in torch, loading a model, would abort an orderly end
 
 
-def _serve(
-    settings: ServeSettings, tokens: tuple[bytes, ...], listener: socket.socket, channel: _Channel, folder: Path
-) -> int:
-    try:
-        server = HttpServer(settings, tokens, channel.log, folder)
-        server.load()
-        channel.send("loaded", None)
-        if not channel.wait_until_accept():
-            return ExitCode.OK
+def _serve(server: HttpServer, channel: _Channel) -> ExitCode:
+    server.load()
+    channel.send("loaded", None)
+    if channel.wait_until_accept():
         threading.Thread(target=_watch_over, args=(server,), name="reconv-watch", daemon=True).start()
-        server.run(listener)
-    except ReconvError as error:
-        channel.send("error", error.to_dict())
-        return error.code
-    except BaseException:  # of any kind: the parent starts another process
-        traceback.print_exc()
-        return ExitCode.UNEXPECTED
+        server.run()
     return ExitCode.OK
 
 

@@ -24,7 +24,7 @@ def serve(settings: ServeSettings, log: LogFunction) -> None:
     if not tokens and not settings.is_local:
         log("warning: anyone who can reach this address can use the models; --token-file limits that")
     if settings.num_processes == 1:
-        HttpServer(settings, tokens, log).run(listener)
+        HttpServer(settings, tokens, listener, log).run()
     else:
         serve_in_processes(settings, tokens, listener, log)
     log("stopped")
