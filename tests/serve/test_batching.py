@@ -187,8 +187,9 @@ def test_several_devices_share_the_queue() -> None:
     client = Client(batcher)
     client.submit("a")
     client.submit("b")
-    for device in devices:
+    for device in devices:  # all first: one that may go on would take the other job, too
         wait_for(device)
+    for device in devices:
         device.allowed.release(10)
     client.wait(2)
     assert sorted(name for device in devices for batch in device.batches for name in batch) == ["a", "b"]
