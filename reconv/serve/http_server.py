@@ -88,12 +88,13 @@ class HttpServer:
         )
         self._is_broken = False
 
-    def load(self) -> None:
-        """Load the models before `run`; those that have no checkpoint yet are waited for meanwhile (`--follow`)."""
+    def load(self) -> bool:
+        """Load the models before `run`; False: a run has no checkpoint yet and is waited for (`--follow`)."""
         self._loader.start()
         self._loader.wait()
         if self._loader.error is not None:
             raise self._loader.error
+        return self._serving.is_ready
 
     def run(self) -> None:
         """Answer until SIGTERM, SIGINT or `stop`; raises the error of a model that cannot be loaded."""

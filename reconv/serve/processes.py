@@ -54,7 +54,8 @@ class _Child:
 
     process: Any  # multiprocessing's SpawnProcess
     channel: Connection
-    is_loaded: bool = False
+    is_loaded: bool = False  # it can answer
+    has_models: bool = False  # False: a run has no checkpoint yet (`--follow`)
     is_accepting: bool = False
     loaded_s: float = 0.0
     error: ReconvError | None = None  # that it has ended with
@@ -129,7 +130,8 @@ class _Parent:
                 self._let_accept(child)
             self._release_lines()
             pids = ", ".join(str(child.process.pid) for child in self._children)
-            self._log(f"ready: {len(self._children)} processes (pids {pids})")
+            state = "ready" if all(child.has_models for child in self._children) else "started"
+            self._log(f"{state}: {len(self._children)} processes (pids {pids})")
 
     def _wait(self) -> list[_Child]:
         """The children that have sent something, which is handled, or have ended."""
@@ -152,7 +154,7 @@ class _Parent:
                 elif kind == "error":
                     child.error = RemoteRankError.from_dict(value)
                 else:
-                    child.is_loaded, child.loaded_s = True, time.monotonic()
+                    child.is_loaded, child.has_models, child.loaded_s = True, value, time.monotonic()
                     if self._held is None:  # it replaces one that died
                         self._let_accept(child)
                         self._log(f"the new process (pid {child.process.pid}) is ready")
@@ -248,8 +250,7 @@ def _run_child(
 
 
 def _serve(server: HttpServer, channel: _Channel) -> ExitCode:
-    server.load()
-    channel.send("loaded", None)
+    channel.send("loaded", server.load())
     if channel.wait_until_accept():
         threading.Thread(target=_watch_over, args=(server,), name="reconv-watch", daemon=True).start()
         server.run()
