@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fuzz_runner import Target
-from malicious_inputs import Context, tensorflow_table
+from malicious_cases import Context
+from malicious_runs import tensorflow_table
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.checkpoint_state import check_state
