@@ -186,7 +186,7 @@ class FilesInMemory:
         self, boxes: F64, out: U8, *, interpolation: str, antialias: bool = True, crop_first: bool = False
     ) -> npt.NDArray[np.bool_]:
         """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled."""
-        starts = np.frombuffer(self._pointers, np.uintp)
+        starts = np.frombuffer(bytes(self._pointers), np.uintp)
         return _crop_each(starts, self._lengths, boxes, out, (crop_first, antialias, interpolation))
 
 
