@@ -112,9 +112,7 @@ class DistributedProcessGroup(ProcessGroup):
         self.monitor.set_phase(phase)
 
     def diagnose(self, error: BaseException) -> ReconvError | None:
-        text = str(error)
-        is_collective = isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "HCCL"))
-        return self.monitor.diagnose() if is_collective and isinstance(error, RuntimeError) else None
+        return self.monitor.diagnose() if _is_of_collective(error) else None
 
     def report_failure(self, error: ReconvError) -> bool:
         return self.monitor.report(error)
@@ -158,7 +156,10 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             world_size=launch_env.world_size,
             timeout=_COLLECTIVE_TIMEOUT,
         )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        secret = os.environ.get(SECRET_VARIABLE) or _share_secret()
+    except RuntimeError as error:
+        if not _is_of_collective(error):
+            raise
         raise RankLostError(
             f"the {launch_env.world_size} processes could not connect to each other",
             where=f"rank {launch_env.rank} of {launch_env.world_size}",
@@ -167,9 +168,15 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{launch_env.local_rank}")
     default_timeout_s = ParallelConfig().heartbeat_timeout_s  # until the recipe is known
-    heartbeat = Heartbeat(launch_env, Signer(os.environ.get(SECRET_VARIABLE) or _share_secret()))
+    heartbeat = Heartbeat(launch_env, Signer(secret))
     monitor = FailureMonitor(launch_env, heartbeat, store, default_timeout_s)
     return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)
+
+
+def _is_of_collective(error: BaseException) -> bool:
+    """Whether an error comes from the connections between ranks."""
+    is_named = any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_named)
 
 
 def _share_secret() -> str:
