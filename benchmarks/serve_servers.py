@@ -73,7 +73,7 @@ def cuda_configs() -> list[ServerConfig]:
         ServerConfig(RECONV, "bf16", ("--max-batch", "64"), is_compared=True),
         *(
             ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--processes", str(processes)), is_compared=True)
-            for processes in (4, 8, 12)
+            for processes in (4, 8)
         ),
         ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--decoder", "pillow"), is_compared=True),
         ServerConfig(RECONV, "fp32", ("--max-batch", "64"), is_compared=True),

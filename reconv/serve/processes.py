@@ -84,14 +84,14 @@ class _Parent:
         self._held: list[str] | None = []  # lines to log when all processes are ready; None: they are
         self._printed: Counter[str] = Counter()
         self._counts = ConnectionCounts(folder, settings.num_processes)
-        self._signals = 0
+        self._is_stopping = self._is_forced = False
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
             self._children = [self._start(index) for index in range(self._settings.num_processes)]
-            while self._signals == 0:
+            while not self._is_stopping:
                 self._watch()
             self._drain()
         finally:
@@ -101,7 +101,8 @@ class _Parent:
             self._release_lines()
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signals += 1
+        self._is_forced = self._is_stopping and number == signal.SIGINT
+        self._is_stopping = True
 
     def _start(self, index: int) -> _Child:
         context = multiprocessing.get_context("spawn")
@@ -123,7 +124,7 @@ class _Parent:
     def _watch(self) -> None:
         """Wait for messages or the end of a process, and act on them."""
         for child in self._wait():
-            if not child.process.is_alive():
+            if not child.process.is_alive() and not self._is_stopping:  # systemd sends SIGTERM to all at once
                 self._on_death(child)
         if self._held is not None and all(child.is_loaded for child in self._children):
             for child in self._children:
@@ -207,13 +208,13 @@ class _Parent:
         self._children[index] = self._start(index)
 
     def _drain(self) -> None:
-        """Ask all processes to finish what they have begun, and wait for their end; a second signal ends them now."""
+        """Ask all processes to finish what they have begun, and wait for their end; a second Ctrl-C ends them now."""
         self._listener.close()
         for child in self._children:
             child.process.terminate()
         deadline = time.monotonic() + self._settings.limits.drain_timeout_s + _KILL_AFTER_S
         alive = list(self._children)
-        while alive and self._signals == 1 and time.monotonic() < deadline:
+        while alive and not self._is_forced and time.monotonic() < deadline:
             wait([child.process.sentinel for child in alive], _POLL_S)
             for child in alive:
                 self._receive(child)

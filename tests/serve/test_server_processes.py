@@ -95,7 +95,8 @@ def test_sigterm_drains_all_processes(
     head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(images[0])}"
     with ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--processes", "2") as server:
         connections = []
-        for pid in find_pids(server):
+        pids = find_pids(server)
+        for pid in pids:
             with suspended(pid):
                 connection = server.connect()
                 assert ask(connection, "GET", "/v2/health/ready").status == 200  # the other process has accepted it
@@ -105,6 +106,8 @@ def test_sigterm_drains_all_processes(
         while read_metric(server, "reconv_in_flight_requests") != 3:  # with the one that asks
             time.sleep(0.02)
         server.terminate()
+        for pid in (*pids, server.process.pid):  # as systemd does, or whoever is impatient
+            os.kill(pid, signal.SIGTERM)
         while _can_connect(server):
             time.sleep(0.02)
         for connection in connections:
@@ -113,7 +116,8 @@ def test_sigterm_drains_all_processes(
             assert connection.sock.recv(65536).startswith(b"HTTP/1.1 200 ")
             connection.close()
         assert server.wait() == 0
-        assert server.log.endswith("stopped\n") and "did not finish" not in server.log
+        assert server.log.endswith("stopped\n")
+        assert "did not finish" not in server.log and "unexpectedly" not in server.log
     assert list(temporary.glob("reconv-serve-*")) == []
 
 
