@@ -41,7 +41,7 @@ RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /req
 FROM ${PYTHON_IMAGE} AS runtime
 RUN groupadd --gid 1000 reconv \
     && useradd --uid 1000 --gid reconv --home-dir /cache --no-create-home --shell /usr/sbin/nologin reconv \
-    && install --directory --owner reconv --group reconv /cache /work /work/runs
+    && install --directory --owner reconv --group reconv /cache /app /app/runs
 ENV PATH=/opt/reconv/bin:${PATH} \
     HOME=/cache \
     RECONV_CACHE=/cache/reconv \
@@ -49,8 +49,8 @@ ENV PATH=/opt/reconv/bin:${PATH} \
     TRITON_CACHE_DIR=/cache/triton \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-WORKDIR /work
-VOLUME ["/work/runs", "/cache"]
+WORKDIR /app
+VOLUME ["/app/runs", "/cache"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \

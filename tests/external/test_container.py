@@ -36,7 +36,7 @@ CONTAINER = """
 set -e
 mount --bind "$1" "$1"
 mount -o remount,ro,bind "$1"
-mount --bind "$2/runs" "$1/work/runs"
+mount --bind "$2/runs" "$1/app/runs"
 mount --bind "$2/cache" "$1/cache"
 mount -t tmpfs tmpfs "$1/tmp"
 mount -t proc proc "$1/proc"
@@ -152,7 +152,7 @@ def test_the_image_has_the_settings_of_a_service(image: dict[str, Any]) -> None:
     assert image["User"] == "1000:1000"
     assert image["Entrypoint"] == ["reconv"]
     assert image["StopSignal"] == "SIGTERM"
-    assert set(image["Volumes"]) == {"/work/runs", "/cache"}
+    assert set(image["Volumes"]) == {"/app/runs", "/cache"}
     assert set(image["ExposedPorts"]) == {"8000/tcp"}
     assert "/v2/health/ready" in " ".join(image["Healthcheck"]["Test"])
 
@@ -195,7 +195,7 @@ def test_training_serving_and_stopping(image: dict[str, Any], root: Path, volume
 
 
 def test_the_root_file_system_is_not_written(image: dict[str, Any], root: Path, volumes: Path) -> None:
-    # /work belongs to the user, so that only the mount forbids it.
-    script = "touch /work/runs/a /cache/a /tmp/a && ! touch /work/a 2>/dev/null && ! touch /opt/reconv/a 2>/dev/null"
+    # /app belongs to the user, so that only the mount forbids it.
+    script = "touch /app/runs/a /cache/a /tmp/a && ! touch /app/a 2>/dev/null && ! touch /opt/reconv/a 2>/dev/null"
     done = run(image, root, volumes, "sh", "-c", script)
     assert done.returncode == 0, done.stderr
