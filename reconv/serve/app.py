@@ -55,11 +55,11 @@ class Routes:
         explanation = predictions[0].pop("explanation") if options.explain else {}
         times.network_s -= (explain_s := explanation.pop("seconds", 0.0))
         self._observe(served.name, times, body=body_s, total=total_s)
-        answer: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions, **explanation}
+        body: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions, **explanation}
         explain = {"explain": explain_s} if explanation else {}
         stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **explain, "total": total_s}
-        answer["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
-        return JSONResponse(answer)
+        body["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
+        return JSONResponse(body)
 
     async def _read_images(self, request: Request) -> tuple[list[bytes], float]:
         """The encoded images of a request, and how long its body took to arrive."""
@@ -214,7 +214,7 @@ def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access) -> 
     """An endpoint with access control, errors as JSON, and metrics."""
     metrics = serving.metrics
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         metrics.in_flight.inc()
         try:
             response = await _respond(endpoint, path, request, serving, access)
@@ -223,7 +223,7 @@ def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access) -> 
         metrics.count(path, response.status_code)
         return response
 
-    return answer
+    return respond
 
 
 async def _respond(endpoint: Endpoint, path: str, request: Request, serving: Serving, access: Access) -> Response:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_FAILURES = 5  # jobs that fail one after the other, with nothing done between them, before a device counts as lost
-_SMOOTHING = 0.1  # of the time per image, by which clients are told when to come back
+_SMOOTHING = 0.1  # of the time per image, from which Retry-After is estimated
 
 RunBatch = Callable[[Sequence["Job"]], Sequence[Any]]
 
@@ -165,7 +165,7 @@ class Batcher:
         start_s = time.perf_counter()
         try:
             results = run_batch(jobs)
-        except BaseException as error:  # of any kind: the thread must survive, and the clients must get an answer
+        except BaseException as error:  # of any kind: the thread must survive, and the clients must get a response
             if len(jobs) > 1:
                 for job in jobs:
                     self._run(device, run_batch, [job])

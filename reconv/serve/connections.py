@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 _MAX_HEADER_BYTES = 64 << 10
-_CLOSE_S = 5.0  # to take the rest of an answer, before the connection is cut
+_CLOSE_S = 5.0  # to take the rest of a response, before the connection is cut
 
 
 def limited_protocol(limits: Limits, on_count: Callable[[int], None] = lambda num_open: None) -> type[asyncio.Protocol]:

@@ -1,4 +1,4 @@
-"""One process that answers requests: its models, queue and event loop, on a socket that already listens."""
+"""One process that serves requests: its models, queue and event loop, on a socket that already listens."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class HttpServer:
         return self._serving.is_ready
 
     def run(self) -> None:
-        """Answer until SIGTERM, SIGINT or `stop`; raises the error of a model that cannot be loaded."""
+        """Serve until SIGTERM, SIGINT or `stop`; raises the error of a model that cannot be loaded."""
         # uvicorn raises the signal again after it has ended, to end the process by it; the exit code must be 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.stop())

@@ -74,7 +74,7 @@ class BodyReader:
         return body
 
     async def discard(self, request: Request) -> bool:
-        """Read and drop what is left of a refused body, so that the client gets the answer; False: it is too much."""
+        """Read and drop what is left of a refused body, so that the client gets the response; False: it is too much."""
         if "expect" in request.headers:  # the client waits for leave to send it
             return False
         num_bytes = 0

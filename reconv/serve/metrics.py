@@ -19,7 +19,7 @@ _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class ServerMetrics:
     """The metrics of one server, in a registry of their own.
 
-    Several processes keep them in files in `folder`, and each answers with the sums over all of them. It must be the
+    Several processes keep them in files in `folder`, and each reports the sums over all of them. It must be the
     PROMETHEUS_MULTIPROC_DIR of the environment with which they were started.
     """
 
@@ -39,7 +39,7 @@ class ServerMetrics:
             "reconv_rejected_requests", "Requests refused by a limit", ("reason",), registry=registry
         )
         self.in_flight = Gauge(
-            "reconv_in_flight_requests", "Requests being answered", registry=registry, multiprocess_mode="livesum"
+            "reconv_in_flight_requests", "Requests in flight", registry=registry, multiprocess_mode="livesum"
         )
         self.stage_s = Histogram(
             "reconv_stage_seconds",

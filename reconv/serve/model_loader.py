@@ -46,7 +46,7 @@ class _Followed:
 
 
 class ModelLoader:
-    """Loads models in a thread of its own; the server answers that they are not ready until then."""
+    """Loads models in a thread of its own; until then the server is not ready."""
 
     def __init__(
         self,

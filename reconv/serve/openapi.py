@@ -123,8 +123,8 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-def _get(summary: str, answers: Schema, tag: str, *parameters: Schema, is_open: bool = False) -> Schema:
-    operation: Schema = {"summary": summary, "tags": [tag], "parameters": list(parameters), "responses": answers}
+def _get(summary: str, responses: Schema, tag: str, *parameters: Schema, is_open: bool = False) -> Schema:
+    operation: Schema = {"summary": summary, "tags": [tag], "parameters": list(parameters), "responses": responses}
     return {"get": operation | ({"security": []} if is_open else {})}
 
 
@@ -255,10 +255,10 @@ def _operation_html(method: str, path: str, operation: Mapping[str, Any]) -> str
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<p>body <code>{escape(kind)}</code>: {_schema_html(content['schema'])}</p>")
     rows = "".join(
-        f"<tr><td><code>{status}</code></td><td>{escape(answer['description'])}</td><td>"
-        + " ".join(_schema_html(content["schema"]) for content in answer["content"].values())
+        f"<tr><td><code>{status}</code></td><td>{escape(response['description'])}</td><td>"
+        + " ".join(_schema_html(content["schema"]) for content in response["content"].values())
         + "</td></tr>"
-        for status, answer in operation["responses"].items()
+        for status, response in operation["responses"].items()
     )
     parts.append(f"<table><tr><th>status</th><th></th><th>body</th></tr>{rows}</table>")
     return f"<details>{''.join(parts)}</details>"

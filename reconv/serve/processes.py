@@ -1,7 +1,7 @@
 """`reconv serve --processes N`: starts server processes that share the port, restarts one that dies, stops them all.
 
 All accept connections from the same listening socket, so a connection that waits while one of them dies is taken by
-another. The parent answers no requests. Processes are spawned, because CUDA does not work after a fork.
+another. The parent serves no requests. Processes are spawned, because CUDA does not work after a fork.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reconv.io.temporary_folder import temporary_folder
 from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings, Shared
 from reconv.serve.shared_listener import ConnectionCounts
 
-MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it began to answer
+MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it was ready
 _STABLE_S = 60.0
 _POLL_S = 0.1  # for signals
 _WATCH_S = 1.0
@@ -54,7 +54,7 @@ class _Child:
 
     process: Any  # multiprocessing's SpawnProcess
     channel: Connection
-    is_loaded: bool = False  # it can answer
+    is_loaded: bool = False  # its models are loaded
     has_models: bool = False  # False: a run has no checkpoint yet (`--follow`)
     is_accepting: bool = False
     loaded_s: float = 0.0

@@ -214,7 +214,7 @@ def _box_tensors(found: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Arra
 
 
 def infer_response(name: str, version: str, request: InferRequest, tensors: Mapping[str, Array]) -> Response:
-    """The answer to an inference request."""
+    """The response to an inference request."""
     wanted = request.outputs or dict.fromkeys(tensors, request.is_binary)
     outputs, chunks = [], []
     for output, is_binary in wanted.items():

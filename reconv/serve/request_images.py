@@ -25,7 +25,7 @@ def split_body(content_type: str, body: bytes | bytearray, max_images: int) -> l
     elif kind == b"" or kind == b"application/octet-stream" or kind.startswith(b"image/"):
         images = [bytes(body)]
     else:
-        # curl --data-binary sends this type unless told otherwise, so the message names the option.
+        # curl --data-binary sends this type by default, so the message names the option.
         raise ApiError(
             415,
             "unsupported_media_type",

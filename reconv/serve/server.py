@@ -1,4 +1,4 @@
-"""`reconv serve`: opens the port and answers until a signal, in this process or in several."""
+"""`reconv serve`: opens the port and serves until a signal, in this process or in several."""
 
 from __future__ import annotations
 

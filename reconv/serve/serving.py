@@ -93,7 +93,7 @@ class Serving:
         work = _RequestWork(loop, loaded, images, options)
         work.start(self.readers)
         timeout = loop.call_later(self.limits.request_timeout_s, self._time_out, work)
-        # Most answers are there before it pays to watch for the end of the connection.
+        # Most responses are ready before it pays to watch for the end of the connection.
         watch = loop.call_later(_WATCH_AFTER_S, work.watch, request.receive)
         try:
             return await work.done
@@ -168,7 +168,7 @@ class _RequestWork:
         self.fail(ClientDisconnect())
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error, unless there is an answer."""
+        """Respond with an error, unless there is a response."""
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -178,7 +178,7 @@ class _RequestWork:
             if not self._is_cancelled:
                 image = self._images[index]
                 self._samples[index] = self._loaded.predictor.read(image) if isinstance(image, bytes) else image
-        except BaseException as error:  # of any kind: the client must get an answer
+        except BaseException as error:  # of any kind: the client must get a response
             self._is_cancelled = True
             call_in_loop(self._loop, self.fail, self._to_api_error(error, index))
         with self._lock:

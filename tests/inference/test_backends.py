@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +181,24 @@ def test_detectors_fold_too(detector: Path) -> None:
     images = fixed_images(fast.read.shape)
     assert largest_difference(fast.backend(images), eager.backend(images)) < 1e-4
     assert choose._why_not_fast(fast.recipe) == ""
+
+
+def test_auto_is_built_when_it_is_needed_and_small_evaluations_stay_eager(classifier: Path) -> None:
+    messages: list[str] = []
+    fast = Predictor.load(classifier, log=messages.append)
+    result = fast.evaluate(samples=20)
+    assert messages == []
+    assert result.metrics == Predictor.load(classifier, backend="eager").evaluate(samples=20).metrics
+    assert fast.backend_choice.for_evaluation(choose.FEW_IMAGES).name == "folded"
+    assert len(messages) == 1 and messages[0].startswith("backend: folded")
+
+
+def test_a_forked_process_reads_images_in_threads_of_its_own(classifier: Path) -> None:
+    predictor = Predictor.load(classifier, backend="eager")
+    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    expected = predictor(image).label
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # without threads it would wait without end
+        os._exit(0 if predictor(image).label == expected else 1)
+    assert os.waitpid(pid, 0)[1] == 0
