@@ -204,3 +204,14 @@ def test_times_are_recorded(device: Device, batcher: Batcher) -> None:
     job = client.submit("a")
     client.wait(1)
     assert before_s <= job.queued_s <= job.started_s <= job.finished_s <= time.perf_counter()
+
+
+def test_a_closed_queue_runs_images_that_are_still_being_read(batcher: Batcher, device: Device) -> None:
+    batcher.reserve(1)
+    batcher.close(timeout_s=0.2)
+    client = Client(batcher)
+    job = Job(("late",), None, lambda job: client.ended.release())
+    batcher.submit(job)
+    device.allowed.release()
+    client.wait(1)
+    assert job.result == ["LATE"]
