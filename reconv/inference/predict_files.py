@@ -6,20 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from reconv.checkpoint.run_dir import RunDir
-from reconv.custom_code import TrustCode
 from reconv.data.decode.pillow import decode_image
 from reconv.data.readers.folder import walk_images
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
-from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.image_input import ImageFile
-from reconv.inference.image_reader import DecoderName
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.output_predictions import MIN_SCORE
 from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
-from reconv.inference.predictor import Predictor, find_model, no_log
+from reconv.inference.predictor import LoadOptions, Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
 from reconv.report.evaluation_files import read_detection_analysis
 
@@ -31,16 +29,9 @@ def predict(
     top: int | None = None,
     min_score: float | None = None,
     save_images: str | Path | None = None,
-    device: str = "auto",
-    weights: str = "auto",
-    best: bool = False,
-    recipe: str | None = None,
-    backend: BackendName = "auto",
-    precision: Precision = "auto",
-    decoder: DecoderName = "auto",
     skip_bad: bool = False,
-    trust_code: TrustCode = False,
     log: LogFunction = no_log,
+    **options: Unpack[LoadOptions],
 ) -> PredictionList:
     """Load `run` and predict each image file, and every image in each folder, of `paths`.
 
@@ -49,20 +40,9 @@ def predict(
     """
     named = (file for path in dict.fromkeys(map(Path, paths)) for file in image_files(path, log))
     files = list({file.path: file for file in named}.values())
-    predictor = Predictor.load(
-        run,
-        best=best,
-        weights=weights,
-        recipe=recipe,
-        device=device,
-        backend=backend,
-        precision=precision,
-        decoder=decoder,
-        trust_code=trust_code,
-        log=log,
-    )
+    predictor = Predictor.load(run, log=log, **options)
     if min_score is None and predictor.is_detector:
-        _log_threshold(find_model(run, best, no_log).run, log)
+        _log_threshold(find_model(run, options.get("best", False), no_log).run, log)
     if save_images is None:
         return predictor.predict(files, top=top, min_score=min_score, skip_bad=skip_bad)
     if not predictor.is_detector:
