@@ -1,0 +1,1 @@
+"""Commands of other programs, read as they were typed, and what they are here."""

@@ -1,0 +1,338 @@
+"""Programs that start others: mpirun, horovodrun, poprun, torchrun, srun, multiproc.py, distributed_train.sh, wrappers.
+
+Each gives a number of processes and hosts, a row for each of its flags, and the words of the program it starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from reconv.errors import UsageError
+from reconv.migrate.command_line import split_commands, unfilled
+from reconv.migrate.flags import Flag, FlagParser, Typed, flag, switch
+from reconv.migrate.translation import Row
+from reconv.migrate.wrappers import unwrap
+
+_BINDS = "binds processes to cores; --set engine.cpu_affinity=share does, if you want it"
+_PRINTS = "is about printing; every process here writes its own log"
+_NETWORK = "chooses the network; --nic NAME or --nic CIDR does, for several machines"
+_PARTITION = "reserves IPUs; here the devices of the machine are used"
+_SLURM = "is for the scheduler; give it to srun or sbatch as before"
+
+
+@dataclass(slots=True)
+class Launch:
+    """How a program was started."""
+
+    num_processes: int = 1
+    num_hosts: int = 1
+    names: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    to_fill: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher's flags; `counts` names those that give the number of processes and hosts."""
+
+    name: str
+    flags: tuple[Flag, ...]
+    counts: Callable[[Mapping[str, Any]], tuple[int, int]]
+    is_exact: bool = False  # flags cannot be shortened
+
+
+_MPI_FLAGS = (
+    flag("-n -np --np -c --c", int),
+    flag("-H -host --host", str),
+    flag("-hostfile --hostfile -machinefile --machinefile -f", str),
+    flag("-N -npernode --npernode -ppn -perhost", int),
+    flag("-x", str, none="hands a variable to the processes; they inherit the environment here"),
+    flag("-genv -env --genv", str, arity=2, none="sets a variable for the processes; set it before the command"),
+    flag("--mca -mca --gmca -gmca --prtemca", str, arity=2, none=_NETWORK),
+    flag("--bind-to -bind-to --cpu-set --cpu-list", str, none=_BINDS),
+    flag("--map-by -map-by --rank-by -rank-by --ppr", str, none=_BINDS),
+    switch("--bind-to-core -bind-to-core --bycore --byslot --bynode --bysocket --oversubscribe", none=_BINDS),
+    switch("--use-hwthread-cpus --nooversubscribe --bind-to-none --bind-to-socket", none=_BINDS),
+    switch("--report-bindings -report-bindings --display-map --display-allocation", none=_PRINTS),
+    switch("--tag-output -tag-output --timestamp-output --merge-stderr-to-stdout", none=_PRINTS),
+    flag("--output-filename -output-filename --output", str, none="names log files; see logs/ in the run directory"),
+    switch("-v --verbose -q --quiet -d --debug-daemons", none=_PRINTS),
+    switch("--allow-run-as-root", none="is not needed: no mpirun is started"),
+    flag("--prefix --path --wdir -wdir -wd", str, none="is a folder of mpirun; no mpirun is started"),
+    flag("--timeout --report-uri --stdin --personality", str, none="is about mpirun; no mpirun is started"),
+    flag("--mpi-flags --launch-agent --launcher -launcher", str, none="is about mpirun; no mpirun is started"),
+    flag("-iface --interface", str, none=_NETWORK),
+)
+
+_TORCHRUN_FLAGS = (
+    flag("--nproc_per_node --nproc-per-node", str, "1"),
+    flag("--nnodes", str, "1"),
+    flag("--node_rank --node-rank", int, 0, none="is the number of this machine; torchrun sets it"),
+    flag("--master_addr --master-addr", str, none="is read from MASTER_ADDR"),
+    flag("--master_port --master-port", str, none="is read from MASTER_PORT"),
+    flag("--rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint", str, none="is for several machines"),
+    flag("--rdzv_id --rdzv-id --rdzv_conf --rdzv-conf --local_addr --local-addr", str, none="is for several machines"),
+    flag("--max_restarts --max-restarts --monitor_interval --monitor-interval", str, none="see --resume"),
+    flag("--start_method --start-method --role --tee -t --redirects -r", str, none=_PRINTS),
+    flag("--log_dir --log-dir --local_ranks_filter --local-ranks-filter", str, none=_PRINTS),
+    switch("--standalone --use_env --use-env", none="is not needed: processes are started with --devices"),
+    switch("-m --module", none="names the program as a module"),
+    switch("--no_python --no-python --run_path --run-path", none="is about starting Python"),
+)
+
+_MULTIPROC_FLAGS = (
+    flag("--nnodes", str, "1"),
+    flag("--node_rank", int, 0, none="is the number of this machine; torchrun sets it"),
+    flag("--nproc_per_node", str, "1"),
+    flag("--master_addr", str, none="is read from MASTER_ADDR"),
+    flag("--master_port", str, none="is read from MASTER_PORT"),
+)
+
+_HOROVOD_FLAGS = (
+    flag("-np --num-proc -n", int, 1),
+    flag("-H --hosts", str),
+    flag("-hostfile --hostfile", str),
+    flag("-p --ssh-port -i --ssh-identity-file", str, none="is for other machines"),
+    flag("--network-interface --network-interfaces --nics", str, none=_NETWORK),
+    flag("--start-timeout --output-filename --config-file --log-level", str, none=_PRINTS),
+    flag("--fusion-threshold-mb", float, none="is the size of the reduction: parallel.bucket_cap_mb"),
+    flag("--cycle-time-ms --cache-capacity --timeline-filename --autotune-log-file", str, none="tunes Horovod"),
+    flag("--mpi-args --binding-args", str, none="is about mpirun; no mpirun is started"),
+    flag("--min-np --max-np --slots --host-discovery-script --reset-limit", str, none="is for elastic Horovod"),
+    switch("--verbose -v --disable-cache --autotune --gloo --mpi --use-gloo --use-mpi --use-jsrun", none=_PRINTS),
+    switch("--check-build --tcp --hierarchical-allreduce --hierarchical-allgather", none="tunes Horovod"),
+)
+
+_POPRUN_FLAGS = (
+    flag("--num-instances", int, 1, none="groups replicas into processes; here every device has its own"),
+    flag("--num-replicas", int, 1),
+    flag("--ipus-per-replica", int, 1, none="splits a replica over IPUs, which computes the same; see parallel.*"),
+    flag("--instances-per-host --replicas-per-instance", str, none="groups replicas; every device has its own process"),
+    flag("--host --hosts -H", str),
+    flag("--host-subnet --synthetic-data-host", str, none=_NETWORK),
+    flag("--numa-aware", str, none=_BINDS),
+    flag("--process-placement", str, none=_BINDS),
+    flag("--vipu-server-host --vipu-server-port --vipu-server-timeout --vipu-partition", str, none=_PARTITION),
+    flag("--vipu-cluster --vipu-allocation --reset-partition --update-partition", str, none=_PARTITION),
+    flag("--remove-partition --num-ilds --partition --sync-type --topology", str, none=_PARTITION),
+    flag("--mpi-global-args --mpi-local-args", str, none="is for the mpirun that poprun starts; none is started here"),
+    flag("--executable-cache-path", str, none="keeps programs compiled for IPUs; torch has its own cache"),
+    flag("--print-topology", str, none="prints the processes; the plan at the start of a run does"),
+    flag("--only-output-from-instance --only-stdout-from-instance", str, none=_PRINTS),
+    switch("-v -vv -vvv --verbose --tag-output --interactive -i --silent -q", none=_PRINTS),
+    switch("--offline-mode --terminate-on-error", none="is about poprun; none is started"),
+)
+
+_SRUN_FLAGS = (
+    flag("-n --ntasks", int),
+    flag("-N --nodes", str, "1"),
+    flag("--ntasks-per-node", int),
+    flag("-G --gpus --gpus-per-node --gpus-per-task --gres", str, none=_SLURM),
+    flag("-p --partition -A --account -J --job-name -t --time -q --qos --mem --mem-per-cpu", str, none=_SLURM),
+    flag("-c --cpus-per-task --cpu-bind --cpu_bind --gpu-bind --hint --mem-bind --distribution", str, none=_SLURM),
+    flag("-o --output -e --error -w --nodelist -x --exclude -C --constraint --export --mpi", str, none=_SLURM),
+    flag("--container-image --container-mounts --container-name --container-workdir --chdir -D", str, none=_SLURM),
+    switch("-l --label -u --unbuffered --exclusive --overlap --pty -K --kill-on-bad-exit -v", none=_SLURM),
+)
+
+
+def _number(value: Any, default: int = 1) -> int:
+    """The number in a flag's text, as in 8, 1:4 or 2-4 (the largest)."""
+    numbers = [int(found) for found in re.findall(r"\d+", str(value))]
+    return max(numbers) if numbers else default
+
+
+def _hosts(value: Any) -> list[str]:
+    text = ",".join(value) if isinstance(value, list) else value or ""
+    return [name for name in re.split(r"[,\s]+", text) if name]
+
+
+def _mpi_counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    hosts = _hosts(values["host"])
+    slots = sum(_number(host.rpartition(":")[2]) if ":" in host else 1 for host in hosts)
+    per_host = values["npernode"]
+    return values["np"] or (per_host * max(1, len(hosts)) if per_host else slots), max(1, len(hosts))
+
+
+def _torchrun_counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    nodes = _number(values["nnodes"])
+    return nodes * _number(values["nproc_per_node"]), nodes
+
+
+def _horovod_counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    return values["num_proc"], max(1, len(_hosts(values["hosts"])))
+
+
+def _poprun_counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    return values["num_replicas"], max(1, len(_hosts(values["host"])))
+
+
+def _srun_counts(values: Mapping[str, Any]) -> tuple[int, int]:
+    nodes = _number(values["nodes"])
+    tasks = values["ntasks"] or nodes * (values["ntasks_per_node"] or 1)
+    return tasks, nodes
+
+
+LAUNCHERS: Mapping[str, Launcher] = {
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prun"), Launcher("mpirun", _MPI_FLAGS, _mpi_counts, True)),
+    "horovodrun": Launcher("horovodrun", _HOROVOD_FLAGS, _horovod_counts),
+    "poprun": Launcher("poprun", _POPRUN_FLAGS, _poprun_counts),
+    "srun": Launcher("srun", _SRUN_FLAGS, _srun_counts),
+    "torchrun": Launcher("torchrun", _TORCHRUN_FLAGS, _torchrun_counts),
+    "multiproc.py": Launcher("multiproc.py", _MULTIPROC_FLAGS, _torchrun_counts),
+}
+_COUNTS = (
+    "np",
+    "npernode",
+    "num_proc",
+    "nproc_per_node",
+    "nnodes",
+    "num_replicas",
+    "ntasks",
+    "nodes",
+    "ntasks_per_node",
+)
+_TORCH_MODULES = ("torch.distributed.launch", "torch.distributed.run")
+_PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|\$\{?PYTHON\}?|\$\{?\w*PYTHON\w*\}?|pypy3?)")
+_PYTHON_VALUE = ("-W", "-X", "-c")
+
+
+def strip_launchers(words: Sequence[str], launch: Launch) -> list[str]:
+    """The words of the program that a command starts; what started it is added to `launch`."""
+    queue = list(words)
+    while queue:
+        head = PurePosixPath(queue[0]).name
+        if _PYTHON.fullmatch(queue[0]):
+            queue = _strip_python(queue, launch)
+            if queue and queue[0].startswith("-"):
+                return queue  # the script was left out
+        elif head in LAUNCHERS:
+            queue = _strip_launcher(LAUNCHERS[head], queue[1:], launch)
+        elif head == "distributed_train.sh" and len(queue) > 1:
+            launch.num_processes *= _number(queue[1])
+            launch.rows.append(Row(head, queue[1], "renamed", "--devices on a machine that has as many"))
+            launch.names.append(head)
+            queue = ["train.py", *queue[2:]]
+        elif (wrapped := unwrap(queue)) is not None:
+            launch.rows.append(Row("shell", " ".join(wrapped.prefix), "no effect", wrapped.why))
+            queue = list(wrapped.words) if wrapped.text is None else _only_command(wrapped.text)
+        elif head in ("bash", "sh", "source", ".") and len(queue) > 1:
+            queue = [word for word in queue[1:] if not re.fullmatch(r"-[a-z]+", word)] or queue[1:]
+        else:
+            return queue
+    return queue
+
+
+def _only_command(text: str) -> list[str]:
+    """The words of a text that is one command, as in `mpirun -np 8 bash -c TEXT`."""
+    commands = split_commands(text)
+    if len(commands) != 1 or commands[0].assignments or commands[0].redirections:
+        raise UsageError(
+            "a launcher starts a text of several commands",
+            why=text,
+            then="migrate the command that trains on its own, with the launcher before it",
+        )
+    return commands[0].words
+
+
+def _strip_python(words: list[str], launch: Launch) -> list[str]:
+    """The words after the interpreter and its own options; `-m MODULE` becomes MODULE.py."""
+    taken, rest = [words[0]], words[1:]
+    while rest and rest[0].startswith("-") and not rest[0].startswith("--"):
+        option = rest.pop(0)
+        taken.append(option)
+        if option == "-m" and rest:
+            module = rest.pop(0)
+            if module in _TORCH_MODULES:
+                return ["torchrun", *rest]
+            rest.insert(0, module.replace(".", "/") + ("" if module.endswith(".py") else ".py"))
+            break
+        if option in _PYTHON_VALUE and rest:
+            taken.append(rest.pop(0))
+        elif option not in ("-u", "-O", "-OO", "-B", "-E", "-s", "-S", "-I", "-b", "-v", "-q"):
+            rest.insert(0, option)  # a flag of a program whose script was left out
+            taken.pop()
+            break
+    launch.rows.append(Row("python", " ".join(taken), "renamed", "reconv"))
+    return rest
+
+
+def _strip_launcher(launcher: Launcher, words: Sequence[str], launch: Launch) -> list[str]:
+    parser = FlagParser(launcher.name, launcher.flags, "exact" if launcher.is_exact else "argparse")
+    words, hosts = _join_hosts(words) if launcher.name == "poprun" else (list(words), [])
+    parsed = parser.parse(words, stops=True)
+    values = {item.key: item.default for item in launcher.flags} | {item.flag.key: item.value for item in parsed.typed}
+    if hosts:
+        values["host"] = hosts
+    processes, num_hosts = launcher.counts(values)
+    if values.get("hostfile") and processes <= 1:
+        launch.to_fill.append(
+            (values["hostfile"], f"give {launcher.name} the number of processes: the batch follows it")
+        )
+    launch.num_processes *= max(1, processes)
+    launch.num_hosts = max(launch.num_hosts, num_hosts)
+    launch.names.append(launcher.name)
+    launch.rows += [_row(launcher.name, item, values) for item in parsed.typed]
+    for item in parsed.typed:
+        part = item.unfilled or (unfilled(item.value) if isinstance(item.value, str) else None)
+        if item.flag.key in _COUNTS and (part or not re.search(r"\d", str(item.value))):
+            text = f"{item.flag.name} of {launcher.name}; until then 1, and the global batch is that of 1"
+            launch.to_fill.append((part or str(item.value), text))
+        elif part and item.flag.key not in ("mpi_global_args", "mpi_local_args"):
+            launch.to_fill.append((part, f"{item.flag.name} of {launcher.name}, which is not started here"))
+    return [*parsed.positional, *parsed.rest]
+
+
+def _join_hosts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """poprun's words with a list of hosts that was typed with spaces made one word, and the hosts."""
+    joined: list[str] = []
+    parts: list[str] | None = None  # of the list of hosts, while it is being read
+    for word in words:
+        if parts is not None and (
+            not parts or (not word.startswith("-") and re.fullmatch(r"[\w.:-]+(,[\w.:-]*)+,?", word))
+        ):
+            parts.append(word.strip(","))
+            continue
+        if parts:
+            joined.append(",".join(parts))
+            parts = None
+        joined.append(word)
+        if word in ("--host", "--hosts", "-H"):
+            parts = []
+    hosts = [
+        name
+        for index, word in enumerate(joined)
+        if word in ("--host", "--hosts", "-H")
+        for name in _hosts(joined[index + 1])
+    ]
+    return joined, hosts
+
+
+def _row(name: str, item: Typed, values: Mapping[str, Any]) -> Row:
+    if item.flag.none:
+        return Row(name, item.text, "no effect", item.flag.none)
+    if item.flag.missing:
+        return Row(name, item.text, "not supported", item.flag.missing)
+    if item.flag.key in ("host", "hosts", "hostfile", "nnodes", "nodes"):
+        text = "on several machines, start the new command by torchrun, mpirun or srun: their variables are read"
+        return Row(name, item.text, "derived", text)
+    return Row(name, item.text, "derived", "the global batch; --devices on a machine that has as many")
+
+
+def launcher_rows(name: str, words: Sequence[str]) -> list[Row] | None:
+    """The rows of flags that are all a launcher's, without a program; None: it does not have them."""
+    launcher = LAUNCHERS[name]
+    parser = FlagParser(launcher.name, launcher.flags, "exact" if launcher.is_exact else "argparse")
+    try:
+        parsed = parser.parse(words)
+    except UsageError:
+        return None
+    if parsed.positional:
+        return None
+    values = {item.key: item.default for item in launcher.flags}
+    return [_row(launcher.name, item, values) for item in parsed.typed]

@@ -1,0 +1,285 @@
+"""Training of detectors: NVIDIA's SSD300 (main.py) and torchvision's references/detection/train.py.
+
+Both train networks that are not here. The one detector here, SSD with a ResNet-34 backbone, takes their place where
+theirs is an SSD, too, and the row of the network says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reconv.errors import UsageError
+from reconv.migrate.flags import flag, switch
+from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps
+from reconv.migrate.translation import Translation
+
+_OURS = "the detector here is SSD300 with a ResNet-34 backbone: other accuracy, other weights"
+_OTHER_WEIGHTS = "has weights of another network"
+_JITTER = {"brightness": 0.125, "contrast": 0.5, "saturation": 0.5, "hue": 0.05}
+_LAUNCHER = "is set by the launcher"
+_TORCHVISION_SSDS = ("ssd300_vgg16", "ssdlite320_mobilenet_v3_large")
+_TORCHVISION_DETECTORS = (
+    *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet")),
+    *(f"{name}_resnet50_fpn_v2" for name in ("fasterrcnn", "maskrcnn", "retinanet")),
+    *("fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn"),
+    *_TORCHVISION_SSDS,
+)
+
+NVIDIA_SSD_FLAGS = (
+    flag("-d --data", str),
+    flag("-e --epochs", int, 65, positive=True),
+    flag("--batch-size --bs", int, 32, positive=True),
+    flag("--eval-batch-size --ebs", int, 32, sets="evaluate.batch_size"),
+    switch("--no-cuda"),
+    flag("-s --seed", int, sets="seed"),
+    flag("--checkpoint", str),
+    flag("--torchvision-weights-version", str, "IMAGENET1K_V2"),
+    flag("--save", str, run="--out"),
+    flag(
+        "--mode",
+        str,
+        "training",
+        choices=("training", "evaluation", "benchmark-training", "benchmark-inference"),
+    ),
+    flag("--evaluation", int, [21, 31, 37, 42, 48, 53, 59, 64], arity="*"),
+    flag("--multistep", int, [43, 54], arity="*"),
+    flag("--learning-rate --lr", float, 2.6e-3, sets="schedule.lr"),
+    flag("-m --momentum", float, 0.9, sets="optimizer.momentum"),
+    flag("--weight-decay --wd", float, 5e-4, sets="optimizer.weight_decay"),
+    flag("--warmup", int),
+    flag("--benchmark-iterations", int, 20),
+    flag("--benchmark-warmup", int, 20, none="reconv bench leaves out the first steps"),
+    flag("--backbone", str, "resnet50", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")),
+    flag("--backbone-path", str),
+    flag("--num-workers", int, 8, sets="data.num_workers"),
+    switch("--amp"),
+    switch("--no-amp"),
+    switch("--allow-tf32"),
+    switch("--no-allow-tf32"),
+    flag("--data-layout", str, "channels_last", choices=("channels_first", "channels_last")),
+    flag("--log-interval", int, 20, sets="log.every", convert=steps),
+    flag("--json-summary", str),
+    flag("--local_rank", int, 0, none=_LAUNCHER),
+)
+
+TORCHVISION_FLAGS = (
+    flag("--data-path", str),
+    flag("--dataset", str, "coco", choices=("coco", "coco_kp")),
+    flag("--model", str, "maskrcnn_resnet50_fpn", choices=_TORCHVISION_DETECTORS),
+    flag("--device", str, "cuda"),
+    flag("-b --batch-size", int, 2, positive=True),
+    flag("--epochs", int, 26, positive=True),
+    flag("-j --workers", int, 4, sets="data.num_workers"),
+    flag("--opt", str, "sgd", choices=("sgd", "adamw")),
+    flag("--lr", float, 0.02, sets="schedule.lr"),
+    flag("--momentum", float, 0.9),
+    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
+    flag("--norm-weight-decay", float),
+    flag("--lr-scheduler", str.lower, "multisteplr", choices=("multisteplr", "cosineannealinglr")),
+    flag("--lr-step-size", int, 8, none="their program ignores it; --lr-steps decides"),
+    flag("--lr-steps", int, [16, 22], arity="+"),
+    flag("--lr-gamma", float, 0.1),
+    flag("--print-freq", int, 20, sets="log.every", convert=steps),
+    flag("--output-dir", str, "."),
+    flag("--resume", str),
+    flag("--start_epoch --start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag("--aspect-ratio-group-factor", int, 3, none="all images have 300 x 300 pixels, so none needs padding"),
+    flag("--rpn-score-thresh", float, none="is for networks with region proposals"),
+    flag("--trainable-backbone-layers", int, missing="the whole backbone is trained; see model.trainable"),
+    flag("--data-augmentation", str, "hflip", choices=("hflip", "lsj", "multiscale", "ssd", "ssdlite")),
+    switch("--sync-bn", none="batch norm is over the whole batch here"),
+    switch("--test-only"),
+    switch("--use-deterministic-algorithms", sets="engine.deterministic"),
+    flag("--world-size", int, 1, none=_LAUNCHER),
+    flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
+    flag("--weights", str, missing="are of another network; --init takes weights of this one or of its backbone"),
+    switch("--pretrained", missing="are of another network; --init takes weights of this one or of its backbone"),
+    flag("--weights-backbone", str),
+    switch("--amp"),
+    switch("--use-copypaste", missing="copy-paste augmentation is not there"),
+    flag("--backend", str, "PIL", none="chooses torchvision's own image type"),
+    switch("--use-v2", none="chooses torchvision's own transforms"),
+)
+
+
+def _detector(t: Translation, model: str, group: int | str, *keys: str) -> None:
+    """What every SSD here has, and the global batch."""
+    t.set("task", "detection")
+    t.set("model.name", "ssd_resnet34", model)
+    t.set("data.drop_last", False)
+    t.set("data.bad_boxes", "skip")
+    t.set("data.empty_images", "drop")
+    t.set("data.preprocess.size", 300)
+    t.set("data.preprocess.resize", None)
+    t.set("detection.max_gt_boxes", 200)
+    t.set("length", epochs(t["epochs"]), "epochs")
+    t.set("batch.size", t["batch_size"] * t.num_processes, "batch_size")
+    t.set("batch.group", group, *keys)
+
+
+def _evaluate(t: Translation, weights: str, mode: str, batch_size: int) -> None:
+    """Evaluation only: of a run of Reconv, since their checkpoints are of another network."""
+    t.action.verb, t.action.takes_recipe, t.action.arguments = "eval", False, ["RUN"]
+    t.to_fill.append(("RUN", f"a run or a checkpoint of Reconv: theirs {_OTHER_WEIGHTS}"))
+    t.explain(mode, "renamed", "reconv eval, with all of COCO's metrics")
+    t.explain(weights, "not supported", _OTHER_WEIGHTS)
+    t.option("--batch-size", str(batch_size))
+
+
+def _color_jitter(t: Translation, *keys: str) -> None:
+    t.set("augment.color_jitter.implementation", "tensorflow", *keys)
+    for name, value in _JITTER.items():
+        t.set(f"augment.color_jitter.{name}", value, *keys)
+
+
+def translate_nvidia(t: Translation, positional: Sequence[str]) -> None:
+    """A command of NVIDIA's main.py."""
+    refuse_positional(t, positional)
+    t.apply_table()
+    _detector(t, "backbone", t["batch_size"], "batch_size")
+    t.explain("backbone", "not supported", _OURS)
+    t.notes.append(f"theirs is SSD300 with {t['backbone']}; {_OURS}")
+    t.set("augment.crop", "ssd")
+    _color_jitter(t)
+    t.set("schedule.base_batch_size", 32, "learning_rate")
+    t.set("schedule.name", "multistep")
+    t.set("schedule.milestones", [epochs(point) for point in t["multistep"]], "multistep")
+    t.set("schedule.gamma", 0.1)
+    t.set("schedule.warmup", "0ep" if t["warmup"] is None else steps(t["warmup"]), "warmup")
+    if t["warmup"]:
+        t.set("schedule.warmup_from", "zero")
+    t.set("optimizer.weight_decay_exclude", "norm-bias")
+    full = "fp32" if t["no_allow_tf32"] else "tf32"
+    mode = full if t["no_amp"] else "fp16"
+    t.set("precision.mode", mode, "no_amp" if t["no_amp"] else "amp", "no_allow_tf32")
+    t.explain("allow_tf32", "no effect", "is their default; with --no-amp, precision.mode tf32")
+    t.set("engine.channels_last", "on" if t["data_layout"] == "channels_last" else "off", "data_layout")
+    if t["backbone_path"]:
+        t.set("model.init", t["backbone_path"], "backbone_path")
+        t.explain("backbone_path", "renamed", "weights of a ResNet-34")
+    else:
+        t.set("model.init", "torchvision:resnet34", "torchvision_weights_version")
+    if t.is_typed("evaluation"):
+        text = "evaluation is at regular intervals: --set evaluate.every=5ep, with evaluate.offset"
+        t.explain("evaluation", "not supported", text)
+    if t["json_summary"]:
+        t.option("--json", t["json_summary"], "json_summary")
+    if t["no_cuda"]:
+        t.option("--device", "cpu", "no_cuda")
+    if t["data"]:
+        t.data(t["data"], "data")
+    else:
+        missing_data(t)
+    _nvidia_mode(t)
+
+
+def _nvidia_mode(t: Translation) -> None:
+    benchmarks = {"benchmark-training": "bench train", "benchmark-inference": "bench infer"}
+    t.explain("mode", "renamed", "reconv train")
+    if t["mode"] in benchmarks:
+        t.action.verb = benchmarks[t["mode"]]
+        t.action.options = []
+        if t["mode"] == "benchmark-inference":
+            t.option("--batches", str(t["eval_batch_size"]), "eval_batch_size")
+        t.explain("mode", "renamed", f"reconv {t.action.verb}, on generated images")
+        t.explain("data", "no effect", "is measured on generated images")
+    elif t["mode"] == "evaluation":
+        _evaluate(t, "checkpoint", "mode", t["eval_batch_size"])
+    elif t["checkpoint"]:
+        t.explain("checkpoint", "not supported", _OTHER_WEIGHTS)
+    t.explain("benchmark_iterations", "no effect", "reconv bench measures several windows; --iterations sets them")
+
+
+def translate_torchvision(t: Translation, positional: Sequence[str]) -> None:
+    """A command of torchvision's train.py."""
+    refuse_positional(t, positional)
+    if t["model"] not in _TORCHVISION_SSDS:
+        raise UsageError(
+            f"{t['model']} cannot be trained here",
+            why="the only detector is SSD300 with a ResNet-34 backbone",
+            then="reconv train ssd-resnet34 --data DIR, or finetune-detection for boxes of your own",
+        )
+    t.apply_table()
+    _detector(t, "model", "all")
+    t.explain("model", "not supported", _OURS)
+    t.notes.append(f"theirs is {t['model']}; {_OURS}")
+    t.explain("dataset", "no effect", "the format is detected from the files")
+    _torchvision_training(t)
+    if t["data_augmentation"] in ("ssd", "ssdlite"):
+        t.set("augment.crop", "ssd", "data_augmentation")
+        if t["data_augmentation"] == "ssd":
+            t.set("augment.zoom_out.probability", 0.5, "data_augmentation")
+            _color_jitter(t, "data_augmentation")
+    else:
+        t.set("augment.crop", "none", "data_augmentation")
+        if t["data_augmentation"] != "hflip":
+            t.explain(
+                "data_augmentation", "not supported", "only flips are left of it: it is hflip, ssd or ssdlite here"
+            )
+    t.set("precision.mode", "fp16" if t["amp"] else "fp32", "amp")
+    if t["weights_backbone"]:
+        t.set("model.init", "torchvision:resnet34", "weights_backbone")
+    if t["device"] == "cpu":
+        t.option("--device", "cpu", "device")
+    else:
+        t.explain("device", "no effect", "auto finds the device of this machine")
+    if t.is_typed("output_dir"):
+        t.run_folder(t["output_dir"], "output_dir")
+    if t["data_path"]:
+        t.data(t["data_path"], "data_path")
+    else:
+        missing_data(t)
+    if t["test_only"]:
+        _evaluate(t, "resume", "test_only", t["batch_size"])
+    elif t["resume"]:
+        t.explain("resume", "not supported", _OTHER_WEIGHTS)
+
+
+def _torchvision_training(t: Translation) -> None:
+    t.set("optimizer.name", t["opt"], "opt")
+    if t["opt"] == "adamw":
+        t.explain("momentum", "no effect", "adamw has betas")
+    else:
+        t.set("optimizer.momentum", t["momentum"], "momentum")
+    norm = t["norm_weight_decay"]
+    t.set("optimizer.weight_decay_exclude", "norm" if norm == 0 else "none", "norm_weight_decay")
+    if norm not in (None, 0, t["wd"]):
+        t.settings.pop("optimizer.weight_decay_exclude")
+        t.explain(
+            "norm_weight_decay", "not supported", f"norms have all of {t['wd']} or none; see weight_decay_exclude"
+        )
+    if t["lr_scheduler"] == "multisteplr":
+        t.set("schedule.name", "multistep", "lr_scheduler")
+        t.set("schedule.milestones", [epochs(point) for point in t["lr_steps"]], "lr_steps")
+        t.set("schedule.gamma", t["lr_gamma"], "lr_gamma")
+    else:
+        t.set("schedule.name", "cosine", "lr_scheduler")
+        for key in ("lr_steps", "lr_gamma"):
+            t.explain(key, "no effect", "cosineannealinglr does not use it")
+    # Theirs warms up for 1,000 steps of the first epoch, from a thousandth.
+    t.set("schedule.warmup", steps(1000))
+    t.set("schedule.warmup_from", "zero")
+
+
+NVIDIA_SSD = Program(
+    "nvidia-ssd",
+    "NVIDIA DeepLearningExamples, SSD300: main.py",
+    "nvidia",
+    ("main.py",),
+    NVIDIA_SSD_FLAGS,
+    translate_nvidia,
+    required="data",
+    launchers=("torchrun",),
+    path=r"Detection/SSD",
+)
+TORCHVISION_DETECTION = Program(
+    "torchvision-detection",
+    "torchvision, references/detection: train.py",
+    "torchvision",
+    ("train.py",),
+    TORCHVISION_FLAGS,
+    translate_torchvision,
+    required="model",
+    launchers=("torchrun",),
+    path=r"references/detection",
+)

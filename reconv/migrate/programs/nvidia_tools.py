@@ -1,0 +1,111 @@
+"""NVIDIA ConvNets: the tools beside main.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reconv.migrate.flags import Flag, flag, switch
+from reconv.migrate.programs.nvidia import ARCHITECTURES, set_image_size, set_network
+from reconv.migrate.programs.program import Program, nothing_to_do, refuse_positional
+from reconv.migrate.translation import Translation
+
+
+def _network(t: Translation) -> None:
+    """The network of the weights, and the size of its images."""
+    set_network(t)
+    set_image_size(t)
+    if t["arch"].startswith("efficientnet"):
+        t.set("model.options.norm_eps", 1e-3, "arch")
+
+
+def _classify(t: Translation, positional: Sequence[str]) -> None:
+    refuse_positional(t, positional)
+    t.action.verb, t.action.takes_recipe = "predict", False
+    _network(t)
+    t.action.arguments = [t["pretrained_from_file"] or "WEIGHTS", t["image"] or "IMAGE"]
+    for key in ("pretrained_from_file", "image"):
+        t.explain(key, "renamed", "an argument of reconv predict")
+    if t["pretrained_from_file"] is None:
+        t.to_fill.append(("WEIGHTS", "a run, a checkpoint or a weights file"))
+    if t["image"] is None:
+        t.to_fill.append(("IMAGE", "an image or a folder of images"))
+    t.option("--precision", "fp16" if t["precision"] in ("AMP", "FP16") else "fp32", "precision")
+    if t["cpu"]:
+        t.option("--device", "cpu", "cpu")
+
+
+def _image_tool_flags(*more: Flag) -> tuple[Flag, ...]:
+    return (
+        flag("-a --arch", str, "resnet50", choices=tuple(ARCHITECTURES)),
+        flag("--image-size", int),
+        flag("-c --model-config", str, none="initial weights do not matter: they are loaded"),
+        flag("--num_classes", int, 1000, none="is taken from the weights"),
+        *more,
+    )
+
+
+CLASSIFY = Program(
+    "nvidia-classify",
+    "NVIDIA DeepLearningExamples, ConvNets: classify.py",
+    "nvidia",
+    ("classify.py",),
+    _image_tool_flags(
+        flag("--precision", str, "AMP", choices=("AMP", "FP16", "FP32", "INT8")),
+        switch("--cpu"),
+        flag("--image", str),
+        flag("--pretrained-from-file --weights", str),
+        switch("--pretrained", none="NVIDIA's weights are not downloaded; name a file"),
+    ),
+    _classify,
+    help_verb="predict",
+)
+
+
+def _to_onnx(t: Translation, positional: Sequence[str]) -> None:
+    refuse_positional(t, positional)
+    t.action.verb, t.action.takes_recipe = "export", False
+    _network(t)
+    t.action.arguments = [t["pretrained_from_file"] or "RUN"]
+    if t["pretrained_from_file"] is None:
+        t.to_fill.append(("RUN", "a run, a checkpoint or a weights file"))
+    t.explain("pretrained_from_file", "renamed", "the argument of reconv export")
+    t.option("--to", "onnx")
+    if t["output"]:
+        t.option("--out", t["output"], "output")
+    if t.is_typed("batch_size"):
+        t.option("--batch", str(t["batch_size"]), "batch_size")
+
+
+MODEL_TO_ONNX = Program(
+    "nvidia-onnx",
+    "NVIDIA DeepLearningExamples, ConvNets: model2onnx.py",
+    "nvidia",
+    ("model2onnx.py",),
+    _image_tool_flags(
+        flag("--device", str, "cuda", none="the exported network runs on any device"),
+        flag("--output", str),
+        flag("-b --batch-size", int),
+        flag("--pretrained-from-file", str),
+        switch("--pretrained", none="NVIDIA's weights are not downloaded; name a file"),
+        flag("--trt", str, none="prepares the network for TensorRT; ONNX needs nothing of it"),
+    ),
+    _to_onnx,
+    help_verb="export",
+)
+
+
+def _extract(t: Translation, positional: Sequence[str]) -> None:
+    refuse_positional(t, positional)
+    why = "every checkpoint has model.safetensors, and ema.safetensors with EMA"
+    note = "nothing to do: weights are files of their own in every checkpoint"
+    nothing_to_do(t, ("checkpoint_path", "weight_path", "ema"), why, note)
+
+
+CHECKPOINT_TO_MODEL = Program(
+    "nvidia-weights",
+    "NVIDIA DeepLearningExamples, ConvNets: checkpoint2model.py",
+    "nvidia",
+    ("checkpoint2model.py",),
+    (flag("--checkpoint-path", str), flag("--weight-path", str), switch("--ema")),
+    _extract,
+)

@@ -1,0 +1,142 @@
+"""A program of another vendor: its flags, how it is recognized, and how its commands are translated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from reconv.errors import UsageError
+from reconv.migrate.command_line import unfilled
+from reconv.migrate.flags import Dialect, Flag, FlagParser, ParsedWords, Typed
+from reconv.migrate.programs.torchvision_names import TORCHVISION_CLASSIFIERS
+from reconv.migrate.translation import Translation
+from reconv.recipe.presets import nearest
+
+Translate = Callable[[Translation, Sequence[str]], None]
+Configure = Callable[[ParsedWords], list[Typed]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program; `scripts` are its file names, `path` a pattern in the path that tells it from others."""
+
+    name: str
+    title: str
+    vendor: str  # folder of its presets
+    scripts: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    translate: Translate
+    path: str = r"(?!)"
+    dialect: Dialect = "argparse"
+    configure: Configure | None = None  # values of the configuration that the command names
+    usual: bool = False  # chosen among programs with the same flags and file name
+    help_verb: str = "train"
+    num_positional: int = 0  # arguments without a flag
+    needs_data: bool = False
+    required: str = ""  # key of a flag without which it does not start, which tells it from others
+    launchers: tuple[str, ...] = ()  # what its documentation starts it with
+    parser: FlagParser = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        helped = any("--help" in item.names for item in self.flags)
+        help_names = ("-h", "--help") if self.dialect != "absl" else ("-h", "--help", "--helpfull", "--helpshort", "-?")
+        taken = {name for item in self.flags for name in item.names}
+        extra = () if helped else (Flag(tuple(name for name in help_names if name not in taken), bool, False, 0),)
+        object.__setattr__(self, "flags", (*self.flags, *extra))
+        object.__setattr__(self, "parser", FlagParser(self.script, self.flags, self.dialect))
+
+    @property
+    def script(self) -> str:
+        return self.scripts[0]
+
+    def is_at(self, path: str) -> bool:
+        """Whether a script's path is that of this program."""
+        return re.search(self.path, path) is not None
+
+    def accepts(self, words: Sequence[str], may_lack_values: bool = False) -> bool:
+        """Whether all flags and arguments among the words are its own, with values that it takes."""
+        try:
+            parsed = self.parser.parse(words, may_lack_values=may_lack_values)
+        except UsageError:
+            return False
+        if self.required and not may_lack_values and all(item.flag.key != self.required for item in parsed.typed):
+            return False
+        return len(parsed.positional) <= self.num_positional
+
+    def is_complete(self, words: Sequence[str]) -> bool:
+        """Whether the words have the data, where the program does not run without."""
+        parsed = self.parser.parse(words)
+        keys = {item.flag.key for item in parsed.typed}
+        return not self.needs_data or bool(parsed.positional or keys & {"data_dir", "config"})
+
+    def is_certain(self, words: Sequence[str]) -> bool:
+        """Whether words name what few programs have: a value of a short list, or one of its configurations."""
+        parsed = self.parser.parse(words)
+        if any(item.flag.choices and not item.unfilled for item in parsed.typed):
+            return True
+        try:
+            return self.configure is not None and bool(self.configure(parsed))
+        except UsageError:
+            return False
+
+
+def epochs(number: float) -> str:
+    """A number of epochs as a duration."""
+    return f"{number:.10g}ep"
+
+
+def steps(number: int) -> str:
+    """A number of steps as a duration."""
+    return f"{number}step"
+
+
+def refuse_positional(t: Translation, words: Sequence[str]) -> None:
+    """An error for the first positional argument of a program that takes none."""
+    for word in words:
+        raise UsageError(
+            f"{t.program} takes no argument {word!r}",
+            why="it stands alone, without a flag",
+            then="check the quotes of the command",
+        )
+
+
+def nothing_to_do(t: Translation, keys: Sequence[str], why: str, note: str) -> None:
+    """For a program that has no counterpart because none is needed: no flag of it has an effect."""
+    t.action.verb, t.action.takes_recipe = "nothing", False
+    for key in keys:
+        t.explain(key, "no effect", why)
+    t.notes.append(note)
+
+
+def take_data(t: Translation, words: Sequence[str], default: str = "") -> None:
+    """The only positional argument is the data."""
+    refuse_positional(t, words[1:])
+    if words:
+        t.data(words[0])
+    elif t.action.verb not in ("help",):
+        missing_data(t, default)
+
+
+def missing_data(t: Translation, default: str = "") -> None:
+    """The command names no data: say so, with the folder that the program would read."""
+    shown = f"; {t.program} would read {default}" if default else ""
+    t.to_fill.append(("DATA", f"--data: the folder of the dataset{shown}"))
+    t.option("--data", "DATA")
+
+
+def needs_weights(t: Translation, key: str) -> None:
+    """A part of the network is not trained, so it needs weights, which the command does not name."""
+    t.set("model.init", "WEIGHTS", key)
+    t.to_fill.append(("WEIGHTS", "--init: a weights file, a run or torchvision:NAME, for what is not trained"))
+
+
+def own_model(name: str, own: Sequence[str], package: str) -> str:
+    """The name of a network: our own, or PACKAGE:NAME; raises UsageError for a name that is probably mistyped."""
+    if name in own:
+        return name
+    if package == "torchvision" and name not in TORCHVISION_CLASSIFIERS and unfilled(name) is None:
+        near = nearest(name, TORCHVISION_CLASSIFIERS)
+        if near is not None:
+            raise UsageError(f"torchvision has no network {name!r}", then=f"did you mean {near}?")
+    return f"{package}:{name}"

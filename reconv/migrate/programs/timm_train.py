@@ -1,0 +1,447 @@
+"""timm (pytorch-image-models): train.py."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reconv.errors import UsageError
+from reconv.migrate.command_line import unfilled
+from reconv.migrate.config_file import read_config
+from reconv.migrate.flags import ParsedWords, Typed, flag, switch
+from reconv.migrate.programs.nvidia import resume_elsewhere
+from reconv.migrate.programs.program import Program, epochs, steps, take_data
+from reconv.migrate.translation import Translation
+from reconv.recipe.model_names import MODEL_NAMES
+
+_NOISE = "adds noise to the learning rate or restarts it, which no schedule here does"
+_PIPELINE = "is about timm's own loader"
+_SPLITS = "is for AugMix, which is not there"
+_OPTIMIZERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"nesterov": True}),
+    "nesterov": ("sgd", {"nesterov": True}),
+    "sgdp": ("", {}),
+    "momentum": ("sgd", {}),
+    "adamw": ("adamw", {}),
+    "lamb": ("lamb", {}),
+    "lars": ("lars", {}),
+    "nlars": ("lars", {"nesterov": True}),
+    "rmsprop": ("rmsprop", {}),
+    "rmsproptf": ("rmsprop-tf", {}),
+}
+_SCHEDULES = {"cosine": "cosine", "step": "step", "multistep": "multistep", "poly": "polynomial", "none": "constant"}
+
+
+def yaml_file(text: str) -> str:
+    """The name of a YAML file."""
+    if not text.endswith((".yaml", ".yml")):
+        raise ValueError("a YAML file is needed")
+    return text
+
+
+FLAGS = (
+    flag("-c --config", yaml_file),
+    flag("--data-dir", str),
+    flag("-d --dataset", str, "", none="the format is detected from the files"),
+    flag("--train-split", str, "train", none="splits are found by their usual names: train, val, validation"),
+    flag("--val-split", str, "validation", none="splits are found by their usual names: train, val, validation"),
+    switch("--dataset-download", none="reconv data get downloads datasets"),
+    flag("--class-map", str, none="classes are the folders' names"),
+    flag("--num-classes", int, none="is taken from the data"),
+    flag("--train-num-samples --val-num-samples", int, none="is counted in the data"),
+    switch("--dataset-trust-remote-code", none="code of datasets is never run"),
+    flag("--input-img-mode --input-key --target-key", str, none="images are RGB; see data.preprocess.channels"),
+    flag("--model", str, "resnet50"),
+    switch("--pretrained"),
+    flag("--pretrained-path --initial-checkpoint", str, sets="model.init"),
+    flag("--resume", str),
+    switch("--no-resume-opt", none="only weights are taken from a checkpoint of timm"),
+    flag("--gp", str, missing="average pooling is what networks here have"),
+    flag("--img-size", int, positive=True),
+    flag("--in-chans", int, 3, missing="set data.preprocess.channels in a recipe"),
+    flag("--input-size", int, arity=3),
+    flag("--crop-pct", float, positive=True),
+    flag("--mean", float, arity="+", sets="data.preprocess.mean"),
+    flag("--std", float, arity="+", sets="data.preprocess.std"),
+    flag("--interpolation", str),
+    flag("-b --batch-size", int, 128, positive=True),
+    flag("-vb --validation-batch-size", int, sets="evaluate.batch_size"),
+    switch("--channels-last"),
+    flag("--fuser", str, none="is about TorchScript"),
+    flag("--grad-accum-steps", int, 1, positive=True),
+    switch("--grad-checkpointing"),
+    switch("--fast-norm", none="norms are fused where the device has kernels for it"),
+    flag("--model-kwargs --opt-kwargs", str, arity="*", missing="write them in model.options of a recipe"),
+    flag("--head-init-scale --head-init-bias", float, missing="the head keeps its initialization"),
+    flag("--torchcompile-mode", str, none="engine.compile has one mode"),
+    switch("--torchscript", none="is about TorchScript; engine.compile=on compiles"),
+    flag("--torchcompile", str, arity="?", const="inductor"),
+    flag("--device", str, "cuda"),
+    switch("--amp --native-amp --apex-amp"),
+    flag("--amp-dtype", str, "float16", choices=("float16", "bfloat16")),
+    flag("--amp-impl", str, "native", none="torch's autocast is used"),
+    flag("--model-dtype", str, choices=("float32", "float16", "bfloat16")),
+    switch("--no-ddp-bb --synchronize-step", none="is about timm's own loop"),
+    flag("--local_rank --local-rank", int, 0, none="is set by the launcher"),
+    flag("--device-modules", str, arity="+", none="is for other devices"),
+    flag("--opt", str.lower, "sgd"),
+    flag("--opt-eps", float),
+    flag("--opt-betas", float, arity="+"),
+    flag("--momentum", float, 0.9),
+    flag("--weight-decay", float, 2e-5, sets="optimizer.weight_decay"),
+    flag("--clip-grad", float, sets="optimizer.clip_grad"),
+    flag("--clip-mode", str, "norm", choices=("norm", "value", "agc")),
+    flag("--layer-decay", float, sets="optimizer.layer_decay"),
+    flag("--layer-decay-min-scale --layer-decay-no-opt-scale", float, missing="every layer is trained"),
+    flag("--sched", str, "cosine"),
+    switch("--sched-on-updates", none="the learning rate changes every step"),
+    flag("--lr", float),
+    flag("--lr-base", float, 0.1),
+    flag("--lr-base-size", int, 256, positive=True),
+    flag("--lr-base-scale", str, "", choices=("", "linear", "sqrt")),
+    flag("--lr-noise", float, arity="+", missing=_NOISE),
+    flag("--lr-noise-pct", float, 0.67, none=_NOISE),
+    flag("--lr-noise-std", float, 1.0, none=_NOISE),
+    flag("--lr-cycle-mul", float, 1.0, missing=_NOISE),
+    flag("--lr-cycle-decay", float, 0.5, none=_NOISE),
+    flag("--lr-cycle-limit", int, 1, missing=_NOISE),
+    flag("--lr-k-decay", float, 1.0, missing="is another shape of cosine"),
+    flag("--warmup-lr", float, 1e-5, none="warm-up begins at the first step's share"),
+    flag("--min-lr", float, 0.0),
+    flag("--epochs", int, 300, positive=True),
+    flag("--epoch-repeats", float, 0.0, missing="repeats the data in an epoch; give --epochs the product"),
+    flag("--start-epoch", int, none="is in the checkpoint; reconv resume continues there"),
+    flag("--decay-milestones", int, [90, 180, 270], arity="+"),
+    flag("--decay-epochs", float, 90.0),
+    flag("--warmup-epochs", int, 5),
+    switch("--warmup-prefix"),
+    flag("--cooldown-epochs", int, 0),
+    flag("--patience-epochs", int, 10, none="is for the plateau schedule"),
+    flag("--decay-rate --dr", float, 0.1),
+    switch("--no-aug", sets="augment.train_like_eval"),
+    flag("--train-crop-mode", str, none="random resized crops are the default, as here"),
+    flag("--scale", float, [0.08, 1.0], arity="+", sets="augment.scale"),
+    flag("--ratio", float, [3 / 4, 4 / 3], arity="+", sets="augment.ratio"),
+    flag("--hflip", float, 0.5, sets="augment.hflip"),
+    flag("--vflip", float, 0.0, missing="vertical flips are not there; write your own transform: augment.extra"),
+    flag("--color-jitter", float, 0.4),
+    flag("--color-jitter-prob", float, missing="jitter is applied to every image; see augment.extra"),
+    flag("--grayscale-prob --gaussian-blur-prob", float, missing="write your own transform: augment.extra"),
+    flag("--aa", str),
+    flag("--aug-repeats", float, 0.0),
+    flag("--aug-splits", int, 0, missing=_SPLITS),
+    switch("--jsd-loss", missing=_SPLITS),
+    switch("--resplit --split-bn", none=_SPLITS),
+    switch("--bce-loss"),
+    switch("--bce-sum", sets="loss.bce_sum"),
+    flag("--bce-target-thresh", float),
+    flag("--bce-pos-weight", float, missing="loss.class_weights has a weight for each class"),
+    flag("--reprob", float, 0.0, sets="augment.random_erasing.probability"),
+    flag("--remode", str, "pixel"),
+    flag("--recount", int, 1, missing="one box is erased"),
+    flag("--mixup", float, 0.0, sets="augment.mixup.alpha"),
+    flag("--cutmix", float, 0.0, sets="augment.cutmix.alpha"),
+    flag("--cutmix-minmax", float, arity="+", missing="boxes have the area that Beta(alpha, alpha) gives"),
+    flag("--mixup-prob", float, 1.0, missing="every group is mixed"),
+    flag("--mixup-switch-prob", float, 0.5, missing="MixUp and CutMix are equally likely"),
+    flag("--mixup-mode", str, "batch"),
+    flag("--mixup-off-epoch", int, 0, missing="images are mixed until the end"),
+    flag("--smoothing", float, 0.1, sets="loss.label_smoothing"),
+    flag("--train-interpolation", str, "random", choices=("", "random", "nearest", "bilinear", "bicubic")),
+    flag("--drop", float, 0.0),
+    flag("--drop-path --drop-connect", float),
+    flag("--drop-block", float, missing="is not there"),
+    flag("--bn-momentum", float, sets="model.options.bn_momentum"),
+    flag("--bn-eps", float, sets="model.options.norm_eps"),
+    switch("--sync-bn"),
+    flag("--dist-bn", str, "reduce", none="running statistics are the mean over all devices, after every step"),
+    switch("--model-ema"),
+    switch("--model-ema-force-cpu", none="the EMA is on the device"),
+    flag("--model-ema-decay", float, 0.9998),
+    switch("--model-ema-warmup"),
+    flag("--seed", int, 42, sets="seed"),
+    flag("--worker-seeding", str, "all", none="random numbers depend on the sample, not on the worker"),
+    flag("--log-interval", int, 50, sets="log.every", convert=steps),
+    flag("--recovery-interval", int, 0),
+    flag("--checkpoint-hist", int, 10, sets="save.keep_last"),
+    flag("-j --workers", int, 4, sets="data.num_workers"),
+    switch("--save-images", none="the report shows the first training batch"),
+    switch("--pin-mem --no-prefetcher --use-multi-epochs-loader", none=_PIPELINE),
+    flag("--output", str, run="--out"),
+    flag("--experiment", str, none="--out DIR names the run"),
+    flag("--eval-metric", str, "top1", choices=("top1", "top5", "loss")),
+    flag("--tta", int, 0, missing="evaluate.tta has flip and flip-translate"),
+    switch("--log-wandb"),
+    flag("--wandb-project --wandb-tags --wandb-resume-id", str, none="set WANDB_PROJECT and WANDB_RUN_ID"),
+    flag("--kd-model-name --kd-distill-type", str, missing="see distill.teacher: a run or a weights file"),
+)
+
+
+def configure(parsed: ParsedWords) -> list[Typed]:
+    """The values of the YAML file that -c names."""
+    path = {item.flag.key: item.value for item in parsed.typed}.get("config")
+    if not path:
+        return []
+    values = read_config(path)
+    if values is None:
+        return []
+    by_key = {name.lstrip("-").replace("-", "_"): item for item in FLAGS for name in item.names}
+    unknown = [key for key in values if key not in by_key]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no flag of timm's train.py", where=path, then="correct the file")
+    return [
+        Typed(by_key[key], value, f"{key}: {value}", origin=path)
+        for key, value in values.items()
+        if value not in (None, "") and not (by_key[key].arity == 0 and value is False)
+    ]
+
+
+def translate(t: Translation, positional: Sequence[str]) -> None:
+    """A command of train.py."""
+    words = list(positional) or ([t["data_dir"]] if t["data_dir"] else [])
+    t.apply_table()
+    _network(t)
+    per_process = t["batch_size"] * t["grad_accum_steps"]
+    t.set("batch.size", per_process * t.num_processes, "batch_size", "grad_accum_steps")
+    t.set("batch.group", "all" if t["sync_bn"] else t["batch_size"], "sync_bn" if t["sync_bn"] else "batch_size")
+    t.set("length", epochs(t["epochs"] + t["cooldown_epochs"]), "epochs", "cooldown_epochs")
+    _optimizer(t)
+    _schedule(t, per_process * t.num_processes)
+    _augmentation(t)
+    _rest(t)
+    if t["config"] and not any(found.origin for found in t.typed.values()):
+        t.to_fill.append((t["config"], "the file is not here, so its values are not part of the result"))
+    t.explain("config", "derived", "its values")
+    take_data(t, words)
+    t.explain("data_dir", "renamed", "--data")
+
+
+def _network(t: Translation) -> None:
+    name = t["model"].partition(".")[0]
+    if not re.fullmatch(r"\w+|hf[-_]hub:.+|local-dir:.+", name) and unfilled(name) is None:
+        raise UsageError(
+            f"timm has no network {t['model']!r}", then="names have no other signs than _ and a tag after ."
+        )
+    is_own = name in MODEL_NAMES and name.startswith(("resnet", "resnext", "wide_resnet"))
+    t.set("model.name", name if is_own else f"timm:{t['model']}", "model")
+    if is_own:
+        t.set("model.options.zero_gamma", "always")
+        rate = t["drop_path"]
+        if rate is not None:
+            t.set("model.options.drop_path_rate", rate, "drop_path")
+    elif t["drop_path"] is not None:
+        t.set("model.options.drop_path_rate", t["drop_path"], "drop_path")
+    if t["drop"]:
+        if is_own:
+            t.explain("drop", "not supported", f"{name} has no dropout; use model.name timm:{name}")
+        else:
+            t.set("model.options.drop_rate", t["drop"], "drop")
+    else:
+        t.explain("drop", "no effect", "0 is off, as here")
+    if t["pretrained"]:
+        t.set("model.init", f"timm:{t['model']}", "pretrained")
+    if not (is_own or t["img_size"] or t["input_size"]):
+        t.notes.append(
+            f"timm takes the input size from {t['model']} itself; 224 is assumed: check it, or give --img-size"
+        )
+    size = t["img_size"] or (t["input_size"] or [3, 224, 224])[1]
+    t.set("data.preprocess.size", size, "img_size", "input_size")
+    crop = t["crop_pct"] or (0.95 if is_own else 0.875)
+    t.set("data.preprocess.resize", math.floor(size / crop), "crop_pct")
+    kind = t["interpolation"] or "bicubic"
+    t.set("data.preprocess.interpolation", kind if kind in ("bilinear", "nearest") else "bicubic", "interpolation")
+
+
+def _optimizer(t: Translation) -> None:
+    name, options = _OPTIMIZERS.get(t["opt"].removeprefix("fused"), ("", {}))
+    if not name:
+        raise UsageError(
+            f"there is no optimizer {t['opt']!r} here",
+            then="use one of: " + ", ".join(key for key, value in _OPTIMIZERS.items() if value[0]),
+        )
+    t.set("optimizer.name", name, "opt")
+    for key, value in options.items():
+        t.set(f"optimizer.{key}", value, "opt")
+    for key, field, users in (
+        ("opt_eps", "optimizer.eps", ("adamw", "lamb", "lars", "rmsprop", "rmsprop-tf")),
+        ("opt_betas", "optimizer.betas", ("adamw", "lamb")),
+    ):
+        if t[key] is not None and name in users:
+            t.set(field, t[key], key)
+        else:
+            t.explain(key, "no effect", f"{name} does not use it")
+    if name in ("adamw", "lamb"):
+        t.explain("momentum", "no effect", f"{name} has betas")
+    else:
+        t.set("optimizer.momentum", t["momentum"], "momentum")
+    t.set("optimizer.weight_decay_exclude", "none" if name == "lars" else "norm-bias")
+    if t["clip_grad"] is not None:
+        t.set("optimizer.clip_mode", t["clip_mode"], "clip_mode")
+    else:
+        t.explain("clip_mode", "no effect", "is for --clip-grad")
+
+
+def _schedule(t: Translation, total: int) -> None:
+    if t["sched"] not in _SCHEDULES:
+        raise UsageError(
+            f"there is no schedule {t['sched']!r} here", then=f"use one of: {', '.join(_SCHEDULES)}, for --sched"
+        )
+    name = _SCHEDULES[t["sched"]]
+    t.set("schedule.name", name, "sched")
+    if t["lr"]:
+        t.set("schedule.lr", t["lr"], "lr")
+        for key in ("lr_base", "lr_base_size", "lr_base_scale"):
+            t.explain(key, "no effect", "--lr decides")
+    else:
+        by_root = t["lr_base_scale"] == "sqrt" or (not t["lr_base_scale"] and re.search("ada|lamb", t["opt"]))
+        ratio = total / t["lr_base_size"]
+        keys = ("lr_base", "lr_base_size", "lr_base_scale")
+        if by_root:
+            t.set("schedule.lr", round(t["lr_base"] * math.sqrt(ratio), 12), *keys)
+        else:
+            t.set("schedule.lr", t["lr_base"], *keys)
+            t.set("schedule.base_batch_size", t["lr_base_size"], "lr_base_size")
+    t.set("schedule.warmup", epochs(t["warmup_epochs"]), "warmup_epochs")
+    decays = name in ("cosine", "polynomial")
+    if t["warmup_epochs"] and not t["warmup_prefix"] and name != "constant":
+        t.set("schedule.warmup_mode", "replace", "warmup_prefix")
+    t.explain("warmup_prefix", "same", "the schedule begins after warm-up")
+    if decays:
+        t.set("schedule.end_lr", t["min_lr"], "min_lr")
+    else:
+        t.explain("min_lr", "no effect", f"{t['sched']} does not use it")
+    if decays and t["cooldown_epochs"]:
+        t.set("schedule.decay_until", epochs(t["epochs"]), "cooldown_epochs")
+    if name == "step":
+        t.set("schedule.period", epochs(t["decay_epochs"]), "decay_epochs")
+    if name == "multistep":
+        t.set("schedule.milestones", [epochs(point) for point in t["decay_milestones"]], "decay_milestones")
+    if name in ("step", "multistep"):
+        t.set("schedule.gamma", t["decay_rate"], "decay_rate")
+    for key in ("decay_epochs", "decay_milestones", "decay_rate"):
+        t.explain(key, "no effect", f"{t['sched']} does not use it")
+
+
+def _augmentation(t: Translation) -> None:
+    policy = t["aa"]
+    if t["no_aug"]:
+        for key in ("color_jitter", "aa", "reprob", "scale", "ratio", "hflip"):
+            t.explain(key, "no effect", "--no-aug overrides it")
+        for name in ("random_erasing.probability", "scale", "ratio", "hflip"):
+            t.settings.pop(f"augment.{name}", None)
+    elif policy is None:
+        strength = t["color_jitter"]
+        for name in ("brightness", "contrast", "saturation"):
+            t.set(f"augment.color_jitter.{name}", strength, "color_jitter")
+    else:
+        t.explain("color_jitter", "no effect", "timm does not jitter colors with --aa")
+        _policy(t, policy)
+    repeats = int(t["aug_repeats"])
+    if repeats > 1:
+        t.set("augment.repeats", repeats, "aug_repeats")
+    else:
+        t.explain("aug_repeats", "no effect", "images come once, as here")
+    if t["remode"] != "const" and t["reprob"] > 0:
+        t.notes.append("random erasing fills boxes with the mean color; timm's --remode pixel with noise")
+    t.explain("remode", "no effect", "boxes are filled with the mean color")
+    modes = {"batch": "batch", "elem": "sample"}
+    if t["mixup_mode"] not in modes:
+        t.explain("mixup_mode", "not supported", "it is batch or elem here")
+    elif t["mixup"] > 0:
+        t.set("augment.mixup.mode", modes[t["mixup_mode"]], "mixup_mode")
+    else:
+        t.explain("mixup_mode", "no effect", "there is no MixUp")
+    kind = t["train_interpolation"]
+    text = "random of bilinear and bicubic; here images are resized as in evaluation"
+    if kind in ("random", ""):
+        t.explain("train_interpolation", "no effect", text)
+    else:
+        t.set("augment.interpolation", kind, "train_interpolation")
+
+
+def _policy(t: Translation, policy: str) -> None:
+    """An AutoAugment policy by timm's name, as in rand-m7-mstd0.5-inc1."""
+    first, *parts = policy.split("-")
+    simple = {"v0": "autoaugment-v0", "original": "autoaugment", "3a": "3-augment"}
+    if first in simple:
+        t.set("augment.auto_augment", simple[first], "aa")
+        return
+    if first != "rand":
+        raise UsageError(f"there is no policy {policy!r} here", then="use rand-m9-mstd0.5-inc1, original, v0 or 3a")
+    values = {"m": 10.0, "n": 2.0, "mstd": 0.0, "inc": 0.0}
+    for part in parts:
+        match = re.fullmatch(r"([a-z]+)([0-9.]+)?", part)
+        if match is None or match[1] not in values:
+            t.notes.append(f"the part {part!r} of --aa {policy} has no counterpart here")
+            continue
+        values[match[1]] = float(match[2] or 1)
+    t.set("augment.auto_augment", "randaugment", "aa")
+    t.set("augment.randaugment.implementation", "timm", "aa")
+    t.set("augment.randaugment.num_ops", int(values["n"]), "aa")
+    t.set("augment.randaugment.magnitude", int(values["m"]), "aa")
+    t.set("augment.randaugment.magnitude_std", values["mstd"], "aa")
+    t.set("augment.fill", [124, 116, 104], "aa")
+    if not values["inc"]:
+        t.notes.append("operations get stronger with their magnitude, as with -inc1")
+
+
+def _rest(t: Translation) -> None:
+    if t["bce_loss"]:
+        t.set("loss.name", "bce", "bce_loss")
+        if t["bce_target_thresh"] is not None:
+            t.set("loss.bce_target_threshold", t["bce_target_thresh"], "bce_target_thresh")
+    else:
+        t.settings.pop("loss.bce_sum", None)
+        for key in ("bce_target_thresh", "bce_sum"):
+            t.explain(key, "no effect", "is for --bce-loss")
+    if t["model_ema"]:
+        t.set("ema.decay", t["model_ema_decay"], "model_ema_decay", "model_ema")
+        t.set("ema.warmup", bool(t["model_ema_warmup"]), "model_ema_warmup")
+    else:
+        for key in ("model_ema_decay", "model_ema_warmup"):
+            t.explain(key, "no effect", "is for --model-ema")
+    half = "bf16" if t["amp_dtype"] == "bfloat16" else "fp16"
+    if t["model_dtype"] in ("float16", "bfloat16"):
+        t.set("precision.mode", "bf16-all" if t["model_dtype"] == "bfloat16" else "16.32", "model_dtype")
+    else:
+        t.set("precision.mode", half if t["amp"] else "fp32", "amp", "amp_dtype")
+        t.explain("model_dtype", "same", "weights are float32")
+    t.set("engine.channels_last", "on" if t["channels_last"] else "auto", "channels_last")
+    if t["torchcompile"]:
+        t.set("engine.compile", "on", "torchcompile")
+    if t["grad_checkpointing"]:
+        t.set("memory.activation_checkpointing", "auto", "grad_checkpointing")
+    if t["log_wandb"]:
+        t.set("loggers", ["wandb"], "log_wandb")
+    if t["recovery_interval"] > 0:
+        t.set("save.every", steps(t["recovery_interval"]), "recovery_interval")
+    else:
+        t.explain("recovery_interval", "no effect", "0 is off; save.every decides")
+    if t["eval_metric"] == "loss":
+        t.explain("eval_metric", "not supported", "the best checkpoint is the one of the best accuracy")
+    else:
+        t.set("evaluate.best_metric", t["eval_metric"], "eval_metric")
+    if t.is_typed("device"):
+        if t["device"] == "cpu":
+            t.option("--device", "cpu", "device")
+        else:
+            t.explain("device", "no effect", "auto finds the device of this machine")
+    if t["resume"]:
+        resume_elsewhere(t, "resume")
+
+
+TIMM_TRAIN = Program(
+    "timm",
+    "timm (pytorch-image-models): train.py",
+    "timm",
+    ("train.py",),
+    FLAGS,
+    translate,
+    num_positional=1,
+    needs_data=True,
+    launchers=("distributed_train.sh", "torchrun"),
+    path=r"pytorch-image-models|timm",
+    configure=configure,
+)

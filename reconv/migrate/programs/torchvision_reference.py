@@ -1,0 +1,213 @@
+"""torchvision's reference: references/classification/train.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reconv.errors import UsageError
+from reconv.migrate.flags import flag, switch
+from reconv.migrate.programs.habana import evaluate_weights
+from reconv.migrate.programs.nvidia import resume_elsewhere
+from reconv.migrate.programs.program import Program, epochs, missing_data, own_model, refuse_positional, steps
+from reconv.migrate.translation import Translation
+from reconv.recipe.model_names import MODEL_NAMES
+
+_POLICIES = {"ta_wide": "ta_wide", "ra": "randaugment", "imagenet": "autoaugment"}
+
+FLAGS = (
+    flag("--data-path", str),
+    flag("--model", str, "resnet18"),
+    flag("--device", str, "cuda", choices=("cuda", "cpu", "mps", "xpu")),
+    flag("-b --batch-size", int, 32, positive=True),
+    flag("--epochs", int, 90, positive=True),
+    flag("-j --workers", int, 16, sets="data.num_workers"),
+    flag("--opt", str.lower, "sgd"),
+    flag("--lr", float, 0.1),
+    flag("--momentum", float, 0.9),
+    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
+    flag("--norm-weight-decay", float),
+    flag("--bias-weight-decay", float),
+    flag("--transformer-embedding-decay", float, none="convolutional networks have no embeddings"),
+    flag("--label-smoothing", float, 0.0, sets="loss.label_smoothing"),
+    flag("--mixup-alpha", float, 0.0, sets="augment.mixup.alpha"),
+    flag("--cutmix-alpha", float, 0.0, sets="augment.cutmix.alpha"),
+    flag("--lr-scheduler", str.lower, "steplr", choices=("steplr", "cosineannealinglr", "exponentiallr")),
+    flag("--lr-warmup-epochs", int, 0),
+    flag("--lr-warmup-method", str, "constant", choices=("constant", "linear")),
+    flag("--lr-warmup-decay", float, 0.01),
+    flag("--lr-step-size", int, 30),
+    flag("--lr-gamma", float, 0.1),
+    flag("--lr-min", float, 0.0),
+    flag("--print-freq", int, 10, sets="log.every", convert=steps),
+    flag("--output-dir", str, "."),
+    flag("--resume", str),
+    flag("--start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    switch("--cache-dataset", none="listing a folder needs no cache"),
+    switch("--sync-bn"),
+    switch("--test-only"),
+    switch("--pretrained"),
+    flag("--auto-augment", str),
+    flag("--ra-magnitude", int, 9),
+    flag("--augmix-severity", int, 3, none="is for augmix, which is not there"),
+    flag("--random-erase", float, 0.0, sets="augment.random_erasing.probability"),
+    switch("--amp"),
+    switch("--apex"),
+    flag("--apex-opt-level", str, "O1", none="there is one level: torch's autocast"),
+    flag("--world-size", int, 1, none="is set by the launcher"),
+    flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
+    switch("--model-ema"),
+    flag("--model-ema-steps", int, 32, positive=True),
+    flag("--model-ema-decay", float, 0.99998),
+    switch("--use-deterministic-algorithms", sets="engine.deterministic"),
+    flag("--interpolation", str, "bilinear", choices=("bilinear", "bicubic", "nearest")),
+    flag("--val-resize-size", int, 256),
+    flag("--val-crop-size", int, 224),
+    flag("--train-crop-size", int, 224),
+    flag("--clip-grad-norm", float),
+    switch("--ra-sampler"),
+    flag("--ra-reps", int, 3),
+    flag("--weights", str),
+    flag("--weights-path", str, sets="model.init"),
+    flag("--backend", str, "PIL", none="chooses torchvision's own image type"),
+    switch("--use-v2", none="chooses torchvision's own transforms"),
+)
+
+
+def translate(t: Translation, positional: Sequence[str]) -> None:
+    """A command of train.py."""
+    refuse_positional(t, positional)
+    t.apply_table()
+    t.set("model.name", own_model(t["model"], MODEL_NAMES, "torchvision"), "model")
+    t.set("length", epochs(t["epochs"]), "epochs")
+    t.set("batch.size", t["batch_size"] * t.num_processes, "batch_size")
+    t.set("batch.group", "all" if t["sync_bn"] else t["batch_size"], "sync_bn" if t["sync_bn"] else "batch_size")
+    _optimizer(t)
+    _schedule(t)
+    _images(t)
+    _ema(t)
+    half = next((key for key in ("amp", "apex") if t[key]), None)
+    t.set("precision.mode", "fp16" if half else "fp32", half or "amp")
+    if t["data_path"]:
+        t.data(t["data_path"], "data_path")
+    else:
+        missing_data(t)
+    if t.is_typed("device"):
+        if t["device"] == "cpu":
+            t.option("--device", "cpu", "device")
+        else:
+            t.explain("device", "no effect", "auto finds the device of this machine")
+    if t.is_typed("output_dir"):
+        t.run_folder(t["output_dir"], "output_dir")
+    for key in ("pretrained", "weights"):
+        if t[key]:
+            t.set("model.init", f"torchvision:{t['model']}", key)
+    if t["test_only"]:
+        evaluate_weights(t, "resume", "test_only")
+    elif t["resume"]:
+        resume_elsewhere(t, "resume")
+
+
+def _optimizer(t: Translation) -> None:
+    name = t["opt"]
+    if not name.startswith("sgd") and name not in ("rmsprop", "adamw"):
+        raise UsageError(f"train.py has no optimizer {name!r}", then="it is sgd, sgd_nesterov, rmsprop or adamw")
+    t.set("optimizer.name", "sgd" if name.startswith("sgd") else name, "opt")
+    if "nesterov" in name:
+        t.set("optimizer.nesterov", True, "opt")
+    if name == "adamw":
+        t.explain("momentum", "no effect", "adamw has betas")
+    else:
+        t.set("optimizer.momentum", t["momentum"], "momentum")
+    if name == "rmsprop":
+        t.set("optimizer.eps", 0.0316, "opt")
+        t.set("optimizer.alpha", 0.9, "opt")
+    norm, bias, all_ = t["norm_weight_decay"], t["bias_weight_decay"], t["wd"]
+    exclude = "norm-bias" if norm == 0 and bias == 0 else "norm" if norm == 0 else "none"
+    t.set("optimizer.weight_decay_exclude", exclude, "norm_weight_decay", "bias_weight_decay")
+    for key, value in (("norm_weight_decay", norm), ("bias_weight_decay", bias)):
+        if value not in (None, 0, all_) or (key == "bias_weight_decay" and value == 0 and norm != 0):
+            t.settings.pop("optimizer.weight_decay_exclude")
+            t.explain(key, "not supported", f"norms and biases have all of {all_} or none; see weight_decay_exclude")
+    if t["clip_grad_norm"] is not None:
+        t.set("optimizer.clip_grad", t["clip_grad_norm"], "clip_grad_norm")
+
+
+def _schedule(t: Translation) -> None:
+    kind = t["lr_scheduler"]
+    names = {"steplr": "step", "cosineannealinglr": "cosine", "exponentiallr": "exponential"}
+    t.set("schedule.name", names[kind], "lr_scheduler")
+    t.set("schedule.lr", t["lr"], "lr")
+    unused = {"steplr": ("lr_min",), "cosineannealinglr": ("lr_step_size", "lr_gamma")}
+    for key in unused.get(kind, ("lr_min", "lr_step_size")):
+        t.explain(key, "no effect", f"{kind} does not use it")
+    if kind == "steplr":
+        t.set("schedule.period", epochs(t["lr_step_size"]), "lr_step_size")
+    if kind != "cosineannealinglr":
+        t.set("schedule.gamma", t["lr_gamma"], "lr_gamma")
+    else:
+        t.set("schedule.end_lr", t["lr_min"], "lr_min")
+    if kind == "exponentiallr":
+        t.set("schedule.staircase", True, "lr_scheduler")
+    warms = t["lr_warmup_epochs"]
+    t.set("schedule.warmup", epochs(warms), "lr_warmup_epochs")
+    if warms and t["lr_warmup_method"] == "constant":
+        t.explain(
+            "lr_warmup_method", "not supported", "a constant warm-up; here it rises linearly to the learning rate"
+        )
+        t.notes.append("theirs holds the learning rate at a fraction during warm-up; here it rises linearly")
+    else:
+        t.explain("lr_warmup_method", "same" if warms else "no effect", "linear" if warms else "there is no warm-up")
+    text = "warm-up begins at the first step's share instead" if warms else "there is no warm-up"
+    t.explain("lr_warmup_decay", "no effect", text)
+
+
+def _images(t: Translation) -> None:
+    t.set("data.preprocess.size", t["val_crop_size"], "val_crop_size")
+    t.set("data.preprocess.resize", t["val_resize_size"], "val_resize_size")
+    t.set("data.preprocess.interpolation", t["interpolation"], "interpolation")
+    if t["train_crop_size"] != t["val_crop_size"]:
+        t.set("augment.size", t["train_crop_size"], "train_crop_size")
+    else:
+        t.explain("train_crop_size", "same", "the size of evaluation")
+    policy = t["auto_augment"]
+    if policy is None:
+        pass
+    elif policy in _POLICIES:
+        t.set("augment.auto_augment", _POLICIES[policy], "auto_augment")
+        t.set("augment.fill", 0, "auto_augment")
+    elif policy in ("augmix", "cifar10", "svhn"):
+        t.explain("auto_augment", "not supported", f"{policy} is not there; ta_wide is the policy of the V2 weights")
+    else:
+        raise UsageError(f"train.py has no policy {policy!r}", then="it is ra, ta_wide, imagenet or augmix")
+    if policy == "ra":
+        t.set("augment.randaugment.magnitude", t["ra_magnitude"], "ra_magnitude")
+    else:
+        t.explain("ra_magnitude", "no effect", "is for --auto-augment ra")
+    if t["ra_sampler"]:
+        t.set("augment.repeats", t["ra_reps"], "ra_sampler", "ra_reps")
+    else:
+        t.explain("ra_reps", "no effect", "is for --ra-sampler")
+
+
+def _ema(t: Translation) -> None:
+    if not t["model_ema"]:
+        for key in ("model_ema_steps", "model_ema_decay"):
+            t.explain(key, "no effect", "is for --model-ema")
+        return
+    every = t["model_ema_steps"]
+    share = min(1.0, (1 - t["model_ema_decay"]) * t.num_processes * t["batch_size"] * every / t["epochs"])
+    # Updated at every step, with the same decay over `every` steps.
+    t.set("ema.decay", round((1 - share) ** (1 / every), 8), "model_ema", "model_ema_decay", "model_ema_steps")
+    t.set("ema.warmup", False, "model_ema")
+
+
+TORCHVISION_TRAIN = Program(
+    "torchvision",
+    "torchvision, references/classification: train.py",
+    "torchvision",
+    ("train.py",),
+    FLAGS,
+    translate,
+    launchers=("torchrun",),
+    path=r"references/classification|vision/references",
+)

@@ -1,0 +1,297 @@
+"""Flags of other programs: none is dropped, each is explained, and unknown ones are errors."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from flag_examples import COMPANIONS, words_of
+
+from reconv.errors import UsageError
+from reconv.migrate.flags import Flag
+from reconv.migrate.migration import Migration, finish, migrate_command, wanted_recipe
+from reconv.migrate.programs import PROGRAMS
+from reconv.migrate.programs.program import Program
+from reconv.migrate.translation import OVERRULED
+from reconv.recipe.loader import load
+
+BY_NAME = {program.name: program for program in PROGRAMS}
+REQUIRED = {
+    "nvidia-launch": ["--model=resnet50", "--precision=AMP", "--mode=convergence", "--platform=DGX1V"],
+    "torchvision-detection": ["--model=ssd300_vgg16"],
+}
+# Flags that refuse others of the same program by what they mean, so that random subsets cannot have them.
+CHOOSY = {
+    *(
+        "custom_lr_values",
+        "custom_lr_milestones",
+        "optimiser",
+        "model_size",
+        "model",
+        "widenet",
+        "dataset",
+        "opt",
+        "lr",
+    ),
+    *("image_size", "img_size", "input_size", "fine_tune", "variable_filter", "resnet_size", "model_type", "hooks"),
+    *(
+        "config",
+        "config_path",
+        "pretrained",
+        "freeze",
+        "no_aug",
+        "val_crop_size",
+        "val_resize_size",
+        "crop_pct",
+        "sched",
+    ),
+}
+
+
+def own_flags(program: Program) -> list[Flag]:
+    """The flags of a program, but help and those it always needs."""
+    needed = {word.partition("=")[0] for word in REQUIRED.get(program.name, [])}
+    return [item for item in program.flags if item.key not in ("help", "h") and item.name not in needed]
+
+
+def rows_of(migration: Migration, name: str) -> list[str]:
+    return [row.text for row in migration.rows if re.match(rf"{re.escape(name)}($|[ =])", row.typed)]
+
+
+def test_every_flag_alone_is_mapped_or_explained() -> None:
+    count = 0
+    for program in PROGRAMS:
+        for item in own_flags(program):
+            words = [*REQUIRED.get(program.name, []), *COMPANIONS.get(item.key, []), *words_of(program, [item])]
+            migration = migrate_command(" ".join([program.script, *words]), program.name)
+            texts = rows_of(migration, item.name)
+            assert len(texts) == 1 and texts[0] not in ("", OVERRULED), (program.name, item.name, texts)
+            if migration.settings:
+                wanted_recipe(migration)
+            count += 1
+    assert count > 500
+
+
+def random_flags(program: Program, seed: int, most: int) -> list[Flag]:
+    """Some flags of a program; the same ones for a seed."""
+    draw = random.Random(f"{program.name} {seed}")
+    possible = [item for item in own_flags(program) if item.key not in CHOOSY]
+    return draw.sample(possible, draw.randint(0, min(most, len(possible))))
+
+
+def test_no_flag_of_a_random_subset_is_dropped() -> None:
+    for program in PROGRAMS:
+        for seed in range(10):
+            chosen = random_flags(program, seed, 8)
+            words = [program.script, *REQUIRED.get(program.name, []), *words_of(program, chosen)]
+            migration = migrate_command(" ".join(words), program.name)
+            for item in chosen:
+                assert len(rows_of(migration, item.name)) == 1, words
+
+
+@pytest.mark.parametrize("name", ["nvidia", "habana", "habana-resnext", "graphcore", "torchvision", "timm"])
+def test_preset_and_changes_are_the_wanted_recipe(name: str) -> None:
+    program = BY_NAME[name]
+    num_compared = 0
+    for seed in range(4):
+        migration = migrate_command(
+            " ".join([program.script, *words_of(program, random_flags(program, seed, 6))]), name
+        )
+        try:
+            finish(migration)
+        except UsageError:
+            continue  # the flags contradict each other
+        assert migration.match is not None
+        if migration.action.verb != "train":
+            continue
+        overrides = [(key, value, "test") for key, value in migration.match.changes.items()]
+        recipe = load(migration.match.preset, overrides).recipe
+        assert recipe == migration.match.recipe
+        for field, setting in migration.settings.items():
+            if setting.is_typed and field not in ("schedule.lr", "schedule.base_batch_size", "model.init"):
+                assert _value(recipe, field) == _value(migration.wanted, field), field
+                num_compared += 1
+    assert num_compared > 0
+
+
+def _value(recipe: object, field: str) -> object:
+    for key in field.split("."):
+        recipe = recipe.get(key) if isinstance(recipe, dict) else getattr(recipe, key)
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python main.py --arch resnet50 --warmupp 5 /imagenet", "--warmupp"),
+        ("python train.py --dl-worker-type HABANA --hpm", "--hpm"),
+        ("python imagenet_main.py -bsz 3", "-bsz"),
+        ("python ssd.py --lerning_rate 3", "--lerning_rate"),
+        ("mpirun -n 8 --bind-too core python train.py --hmp", "--bind-too"),
+        ("poprun --num-replica-s 3 python train.py", "--num-replica-s"),
+        ("torchrun --nproc 8 --nonsense 3 train.py --ra-sampler", "--nonsense"),
+    ],
+)
+def test_an_unknown_flag_is_an_error_that_names_it(command: str, name: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(name)):
+        migrate_command(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python main.py --epochs ninety /imagenet", "--epochs cannot be 'ninety'"),
+        ("python main.py --lr-schedule linea /imagenet", "--lr-schedule is one of step, linear, cosine"),
+        ("python main.py /imagenet /other", "main.py"),
+        ("python train.py --hmp --custom-lr-values 0.1 0.2 --custom-lr-milestones 3", "the same number of values"),
+        ("python train.py --config mk2_resnet50_mlperf_pod16_bs2", "mk2_resnet50_mlperf_pod16_bs20"),
+        ("python train.py --config resnet50_mlperf_pod16_bs20 --data-dir /d", "mk2_resnet50_mlperf_pod16_bs20"),
+        ("python main.py --arch resnet-50 /imagenet", "did you mean resnet50?"),
+        ("python train.py --model resnet5O --hmp", "did you mean resnet50?"),
+        ("python train.py /imagenet --model resnet-50", "timm has no network"),
+        ("python main.py --arch resnet50 \u2013epochs 90 /imagenet", "typeset text"),
+        ("python ssd.py -b 0", "--batch_size must be above 0"),
+        ("python train.py --config mk2_resnet50_mlperf_pod16_bs20 --batch-size 0", "--batch-size must be above 0"),
+        ("torchrun train.py --model resnet50 --ra-sampler --model-ema --epochs 0", "--epochs must be above 0"),
+        ("python train.py /imagenet --model resnet50 --lr-base-size 0", "--lr-base-size must be above 0"),
+        ("python launch.py --model resnet50 --precision TF32 --mode convergence --platform DGX1V /i", "no TF32 of"),
+        ("torchrun references/detection/train.py --model fasterrcnn_resnet50_fpn", "cannot be trained here"),
+        ("DGX2}_RN50_{FP16, FP32}_{50,90}E.sh", "is not a program"),
+        ("{a,b}" * 30 + ".sh", "more than 64 scripts"),
+        ("x" * 1000, "x" * 100 + "...' is not a program"),
+        ("mpirun -np 8 bash -c 'cd x; python train.py --hmp'", "a text of several commands"),
+        ("python train.py", "several programs are called train.py"),
+        ("python unheard_of.py", "is not a program"),
+        ("python main.py 'unclosed", "a quote is not closed"),
+        ("", "there is no command"),
+        ("export A=1", "starts no program"),
+        ("python launch.py --model resnet51 --precision AMP --mode convergence --platform DGX1V /i", "resnet50"),
+        ("python train.py --optimiser LARS --data-dir /imagenet", "LARS has no default learning rate"),
+    ],
+)
+def test_a_command_that_cannot_be_read_says_why(command: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        migrate_command(command)
+
+
+def test_flags_are_read_as_their_own_parser_reads_them() -> None:
+    migration = migrate_command("python main.py --mom=0.8 -j8 -b64 --lr 1 --lr 2 --nesterov /imagenet", "nvidia")
+    values = {name: setting.value for name, setting in migration.settings.items()}
+    assert values["optimizer.momentum"] == 0.8  # a shortened name
+    assert values["data.num_workers"] == 8  # attached to a short one
+    assert values["batch.size"] == 64
+    assert values["schedule.lr"] == 2  # the last one counts
+    assert [row.status for row in migration.rows if row.typed == "--lr 1"] == ["no effect"]
+    absl = migrate_command("python imagenet_main.py --nouse_cosine_lr -te=5 --warmup_epochs 1", "habana-resnext")
+    assert absl.settings["schedule.name"].value == "multistep"
+    assert absl.settings["length"].value == "5ep"
+
+
+@pytest.mark.parametrize(
+    ("program", "fields"),
+    [
+        ("nvidia", {"model.name": "resnet50", "batch.size": 256, "schedule.lr": 0.1, "length": "90ep"}),
+        ("nvidia", {"schedule.milestones": ["30ep", "60ep", "80ep"], "optimizer.weight_decay": 1e-4}),
+        ("nvidia", {"model.options.conv_init": "fan_out", "precision.mode": "fp32", "loss.label_smoothing": 0}),
+        ("nvidia-convnets", {"model.options.conv_init": "fan_in", "optimizer.name": "sgd"}),
+        ("habana", {"model.name": "resnet18", "batch.size": 128, "schedule.name": "step", "schedule.period": "30ep"}),
+        ("habana", {"optimizer.weight_decay_exclude": "none", "precision.mode": "fp32", "length": "90ep"}),
+        ("habana-googlenet", {"model.options.aux_heads": True, "batch.size": 256}),
+        ("habana-resnext", {"model.name": "resnext101_32x4d", "batch.size": 32, "length": "10ep"}),
+        ("habana-resnext", {"schedule.lr": 0.256, "schedule.base_batch_size": 256, "schedule.warmup": "8ep"}),
+        ("habana-resnext", {"optimizer.weight_decay": 6.103515625e-05, "optimizer.momentum": 0.875}),
+        ("habana-ssd", {"length": "50ep", "schedule.lr": 3e-3, "schedule.base_batch_size": 32, "batch.size": 128}),
+        ("habana-ssd", {"precision.mode": "bf16", "optimizer.weight_decay": 5e-4, "schedule.warmup": "5ep"}),
+        ("graphcore", {"model.name": "resnet18", "batch.size": 4, "schedule.lr": 2**-8, "length": "100ep"}),
+        ("graphcore", {"model.options.norm": "group", "model.options.norm_groups": 32, "optimizer.momentum": 0}),
+        ("graphcore", {"precision.mode": "16.16", "precision.loss_scale": 128, "schedule.gamma": 0.1}),
+        ("graphcore", {"schedule.milestones": ["30%", "60%", "80%", "90%"], "schedule.warmup": "5ep"}),
+        ("torchvision", {"model.name": "resnet18", "batch.size": 32, "optimizer.weight_decay": 1e-4}),
+        ("timm", {"schedule.name": "cosine", "optimizer.nesterov": True, "optimizer.weight_decay": 2e-5}),
+        ("pytorch-examples", {"model.name": "resnet18", "batch.size": 256, "schedule.period": "30ep"}),
+    ],
+)
+def test_without_flags_a_program_has_its_defaults(program: str, fields: dict[str, object]) -> None:
+    migration = migrate_command(BY_NAME[program].script, program)
+    values = {name: setting.value for name, setting in migration.settings.items()}
+    assert {name: values.get(name) for name in fields} == fields
+    finish(migration)
+    assert migration.match is not None
+
+
+@pytest.mark.parametrize("value", ["-1", "99999999999999999999"])
+def test_a_duration_that_no_recipe_takes_is_an_error_with_its_flag(value: str) -> None:
+    migration = migrate_command(f"python main.py --arch resnet50 --warmup {value} /imagenet")
+    with pytest.raises(UsageError, match=rf"schedule\.warmup cannot be(?s:.*)--warmup {value}"):
+        finish(migration)
+
+
+@pytest.mark.parametrize(
+    ("command", "size", "group"),
+    [
+        ("mpirun -np 8 python train.py --hmp --batch-size 16", 128, 16),
+        ("mpirun --npernode 8 -H a,b python train.py --hmp --batch-size 16", 256, 16),
+        ("mpirun -np 1 -H localhost:8 python train.py --hmp --batch-size 16", 16, 16),
+        ("mpirun -H a:4,b:4 python train.py --hmp --batch-size 16", 128, 16),
+        ("mpirun -np 8 bash -c 'python train.py --hmp --batch-size 16'", 128, 16),
+        ("torchrun --nnodes 2 --nproc-per-node 4 train.py --model resnet50 --ra-sampler -b 16", 128, 16),
+        ("python demo_resnet.py --world-size 8 -b 16", 128, 16),
+        ("python demo_googlenet.py --world-size 8 -b 16", 128, 16),
+        ("python imagenet_main.py --num_gpus 8 -bs 128", 128, 16),
+        ("mpirun -np 8 python imagenet_main.py --use_horovod -bs 16", 128, 16),
+        ("python main.py --dist-backend nccl --multiprocessing-distributed --world-size 2 -b 64 /i", 128, 64),
+        ("torchrun --nproc_per_node=8 main.py --data /coco --bs 16", 128, 16),
+        ("torchrun --nproc_per_node=8 train.py --model ssd300_vgg16 -b 16", 128, "all"),
+    ],
+)
+def test_the_global_batch_is_that_of_all_processes(command: str, size: int, group: int | str) -> None:
+    values = migrate_command(command).settings
+    assert (values["batch.size"].value, values["batch.group"].value) == (size, group)
+
+
+@pytest.mark.parametrize(
+    "launch", ["mpirun -np $N", "torchrun --nproc_per_node gpu", "mpirun --hostfile hosts", "srun -n <tasks>"]
+)
+def test_a_number_of_processes_that_is_not_known_has_to_be_filled_in(launch: str) -> None:
+    migration = migrate_command(f"{launch} python train.py --hmp --data-path /d")
+    assert len(migration.to_fill) == 1
+
+
+def test_a_detector_that_is_not_here_becomes_the_one_that_is_and_the_table_says_so() -> None:
+    command = "python main.py --backbone resnet50 --warmup 300 --bs 64 --amp --data /coco --mode training"
+    migration = migrate_command(command)
+    finish(migration)
+    assert migration.match is not None
+    recipe = migration.match.recipe
+    assert (recipe.model.name, str(recipe.schedule.warmup), recipe.schedule.base_batch_size) == (
+        *("ssd_resnet34", "300step", 32),
+    )
+    assert [row.status for row in migration.rows if row.typed == "--backbone resnet50"] == ["not supported"]
+
+
+def test_custom_learning_rates_are_not_scaled_and_have_no_warmup() -> None:
+    command = (
+        "mpirun -n 8 python train.py --hmp --batch-size 256 --data-path /imagenet --epochs 90 --model resnet50 "
+        "--custom-lr-values 0.275 0.45 0.8 0.08 --custom-lr-milestones 1 2 4 30"
+    )
+    migration = migrate_command(command)
+    finish(migration)
+    assert migration.match is not None
+    schedule = migration.match.recipe.schedule
+    assert schedule.milestone_lrs == (0.275, 0.45, 0.8, 0.08)
+    assert schedule.base_batch_size is None
+    assert schedule.warmup.value == 0
+
+
+def test_a_few_steps_of_a_run_keep_its_schedule() -> None:
+    migration = migrate_command("python ./main.py --arch resnet50 --training-only --epochs 90 --prof 100 /imagenet")
+    assert ("--stop-after", "100step") in migration.action.options
+    assert migration.settings["length"].value == "90ep"
+
+
+def test_half_precision_is_the_mode_of_the_presets() -> None:
+    fp16 = migrate_command("python main.py --fp16 --static-loss-scale 256 /imagenet")
+    assert fp16.settings["precision.mode"].value == "fp16"
+    assert fp16.settings["precision.loss_scale"].value == 256
+    assert migrate_command("python ssd.py -d bf16").settings["precision.mode"].value == "bf16"
