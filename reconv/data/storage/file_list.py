@@ -35,6 +35,12 @@ class FileList:
             raise IndexError(index)
         return os.fsdecode(self._packed[self._ends[index] : self._ends[index + 1]].tobytes())
 
+    def encoded(self, indices: npt.NDArray[np.int64]) -> list[bytes]:
+        """The names at these indices, as bytes."""
+        packed = self._packed.data
+        bounds = zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True)
+        return [bytes(packed[start:end]) for start, end in bounds]
+
     @property
     def num_bytes(self) -> int:
         """Memory held."""

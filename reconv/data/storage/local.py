@@ -1,4 +1,6 @@
-"""Read local data files: ranges of bytes, copied or memory-mapped, and listings of folders.
+"""Read data files: ranges of bytes, copied or memory-mapped, and listings of folders.
+
+Files of object stores are read through `remote_tree`, by the same functions.
 
 All readers go through this module. The requested bytes come back complete, or a `DataError` names the file; special
 files such as named pipes are never waited for, unless the user named them. Only the compiled decoder opens image files
@@ -11,19 +13,17 @@ import errno
 import io
 import mmap
 import os
-import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from reconv.errors import DataError, UnreadableDataError
+from reconv.data.storage.data_errors import truncated, unreadable
+from reconv.data.storage.mounts import is_local
+from reconv.data.storage.remote_tree import RemoteFile, remote_file
 from reconv.io import bounded, read_limits
-from reconv.io.transient import is_machine_fault, retry_transient
+from reconv.io.transient import retry_transient
 
-# Access to a mapped file that is truncated or lost on a server kills the process with SIGBUS; a read gives an error.
-_REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
-_MOUNTS = Path("/proc/self/mountinfo")
 _CHUNK_BYTES = 2**20
 _MAX_PATH_BYTES = 4095  # of Linux
 
@@ -70,13 +70,35 @@ class MappedFile:
     def read(self, start: int, length: int) -> memoryview:
         """A view of the mapped bytes."""
         if start < 0 or length < 0 or start + length > self.size_bytes:
-            raise _truncated(self._path, max(0, self.size_bytes - start), length, start)
+            raise truncated(self._path, max(0, self.size_bytes - start), length, start)
         return self._view[start : start + length]
 
     def check_not_truncated(self) -> None:
         """Compare the file's current size, which takes 1 us; a truncation right after that is not noticed."""
         if self._map is not None and (size := self._map.size()) < self.size_bytes:
-            raise _truncated(self._path, size, self.size_bytes, 0)
+            raise truncated(self._path, size, self.size_bytes, 0)
+
+
+class StoredObject:
+    """A file of an object store, read by ranges through the cache."""
+
+    is_mapped = False
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self.size_bytes = file.size_bytes
+
+    def read(self, start: int, length: int) -> memoryview:
+        """A view of the cache, or a copy of the bytes."""
+        if start < 0 or length < 0 or start + length > self.size_bytes:
+            raise truncated(self._file.path, max(0, self.size_bytes - start), length, start)
+        try:
+            return self._file.read(start, length)
+        except OSError as error:
+            raise unreadable(self._file.path, error) from error
+
+    def check_not_truncated(self) -> None:
+        """Nothing to do: a read raises."""
 
 
 class UnmappedFile:
@@ -98,25 +120,10 @@ class UnmappedFile:
 
 def open_ranges(path: Path) -> ByteRanges:
     """The file, memory-mapped if it is on a local disk."""
+    file = remote_file(path)
+    if file is not None:
+        return StoredObject(file)
     return MappedFile(path) if is_local(path) else UnmappedFile(path)
-
-
-def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether the file is on a local disk according to the mount table; True without a table."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return True
-    resolved = Path(os.path.realpath(path))  # Path.resolve raises for a link to itself
-    longest, kind = -1, ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        # Spaces and backslashes are written in octal.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4]))
-        # The last mount on a point hides the ones before it.
-        if (resolved == point or point in resolved.parents) and len(point.parts) >= longest:
-            longest, kind = len(point.parts), after.split()[0]
-    return not kind.startswith(_REMOTE)
 
 
 def read(
@@ -124,12 +131,24 @@ def read(
 ) -> bytes:
     """The file's bytes from `start`, `length` of them or all to the end; more than `max_bytes` are refused."""
     try:
-        data = retry_transient(lambda: _read(path, start, length, max_bytes), path)
+        file = remote_file(path)
+        if file is not None:
+            data = _read_remote(file, start, length, max_bytes)
+        else:
+            data = retry_transient(lambda: _read(path, start, length, max_bytes), path)
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
-        raise _truncated(path, len(data), length, start)
+        raise truncated(path, len(data), length, start)
     return data
+
+
+def _read_remote(file: RemoteFile, start: int, length: int | None, max_bytes: int) -> bytes:
+    left = max(0, file.size_bytes - start)
+    wanted = left if length is None else min(length, left)
+    if wanted > max_bytes:
+        raise bounded.TooLargeError(file.path, wanted, max_bytes)
+    return bytes(file.read(start, wanted))
 
 
 def _read(path: str | Path, start: int, length: int | None, max_bytes: int) -> bytes:
@@ -265,28 +284,6 @@ def listing(folder: str | Path) -> tuple[list[str], list[str]]:
     except OSError as error:
         raise unreadable(folder, error) from error
     return sorted(files), sorted(folders)
-
-
-def unreadable(path: str | Path, error: OSError) -> DataError:
-    """The error for a file or folder that cannot be read; one that the system refuses to read is not a bad one."""
-    then = "check that it exists and that you may read it"
-    if error.errno == errno.EMFILE:
-        then = "raise the limit of open files: ulimit -n 8192"
-    elif isinstance(error, bounded.NotRegularFileError):
-        then = "replace it by a regular file, or remove it"
-    elif isinstance(error, bounded.TooLargeError | bounded.NotTextError):
-        then = "replace or remove it; docs/data.md lists the limits"
-    kind = UnreadableDataError if is_machine_fault(error) else DataError
-    return kind(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
-
-
-def _truncated(path: str | Path, size: int, length: int, start: int) -> DataError:
-    return DataError(
-        f"file ends early: {size} of {length} bytes from offset {start}",
-        where=str(path),
-        why="the file was not completely written or copied",
-        then="copy or download it again",
-    )
 
 
 def _read_to_end(descriptor: int, path: str | Path, max_bytes: int) -> bytes:
