@@ -11,6 +11,8 @@ from torch import Tensor
 from reconv.checkpoint.load_weights import read_weights
 from reconv.errors import CheckpointError, UsageError
 
+ALL = slice(None)
+
 
 def uniform_weights(num: int) -> list[float]:
     """Equal weights."""
@@ -28,8 +30,13 @@ def exponential_weights(num: int, decay: float) -> list[float]:
     return [decay ** (num - 1), *later] if num else []
 
 
-def average_checkpoints(paths: Sequence[Path], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """The weighted mean of weights files, including batch-norm statistics; integers are those of the last file."""
+def average_checkpoints(
+    paths: Sequence[Path], weights: Sequence[float] | None = None, share: slice = ALL
+) -> dict[str, Tensor]:
+    """The weighted mean of weights files, including batch-norm statistics; integers are those of the last file.
+
+    `share` are the tensors to average, in the order of their names.
+    """
     if not paths:
         raise UsageError("there are no checkpoints to average", then="use a run that has checkpoints")
     weights = uniform_weights(len(paths)) if weights is None else weights
@@ -42,11 +49,12 @@ def average_checkpoints(paths: Sequence[Path], weights: Sequence[float] | None =
         tensors = read_weights(path)
         shapes = shapes or {name: tensor.shape for name, tensor in tensors.items()}
         _check_same_model(shapes, tensors, paths[0], path)
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                term = tensor.to(torch.float64) * weight
+        for name in sorted(tensors)[share]:
+            if tensors[name].is_floating_point():
+                term = tensors[name].to(torch.float64) * weight
                 sums[name] = sums[name].add_(term) if name in sums else term
-    return {name: sums[name].to(tensor.dtype) if name in sums else tensor for name, tensor in tensors.items()}
+    own = {name: tensors[name] for name in sorted(tensors)[share]}
+    return {name: sums[name].to(tensor.dtype) if name in sums else tensor for name, tensor in own.items()}
 
 
 def _check_same_model(shapes: dict[str, torch.Size], other: dict[str, Tensor], first_path: Path, path: Path) -> None:

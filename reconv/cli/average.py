@@ -41,6 +41,7 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
 
     Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted, and warns if
     some have. To keep more of them, set save.keep_last; to average at the end of every run, checkpoint_average.last.
+    Started by srun, mpirun or torchrun, the processes share the work.
 
     \b
     Examples:
@@ -49,8 +50,13 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
       reconv eval runs/resnet50/1 --averaged
     """
     from reconv.api import average as run_average
+    from reconv.distributed.shared_work import joined_ranks
 
-    result = run_average(run, last=last, kind=mode, decay=decay, weights="ema" if ema else "raw", out=out)
+    with joined_ranks() as ranks:
+        weights = "ema" if ema else "raw"
+        result = run_average(run, last=last, kind=mode, decay=decay, weights=weights, out=out, process_group=ranks)
+    if not ranks.is_rank0:
+        return
     if result.warning:
         print_note(f"warning: {result.warning}")
     if json_file is not None:

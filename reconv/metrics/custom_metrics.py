@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.custom_code import build_object, code_errors
 from reconv.errors import UsageError
-from reconv.metrics.topk import ClassificationMetrics, ClassificationState
+from reconv.metrics.metrics_state import MetricsState
+from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.code_fields import CodeConfig
 
 UPDATE_SIZE = 1024  # samples per call of update
@@ -41,12 +42,7 @@ class OutputRows:
         return cls(outputs[order], targets[order], torch.cat([part.indices for part in parts])[order])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CustomMetricsState:
-    """What one rank has accumulated, to be merged with that of others."""
-
-    classification: ClassificationState
-    rows: list[OutputRows]
+_OUTPUT_ROWS = tuple(field.name for field in fields(OutputRows))
 
 
 class MetricsWithCustom(ClassificationMetrics):
@@ -73,12 +69,14 @@ class MetricsWithCustom(ClassificationMetrics):
                 values[name] = value
         return values
 
-    def state(self) -> Any:
-        return CustomMetricsState(super().state(), self._outputs)
+    def state(self) -> MetricsState:
+        rows = asdict(OutputRows.join(self._outputs)) if self._outputs else {}
+        return {**super().state(), **{name: tensor.numpy() for name, tensor in rows.items()}}
 
-    def merge(self, states: Sequence[Any]) -> None:
-        super().merge([state.classification for state in states])
-        self._outputs = [rows for state in states for rows in state.rows]
+    def merge(self, states: Sequence[MetricsState]) -> None:
+        super().merge(states)
+        columns = [[torch.from_numpy(state[name]) for name in _OUTPUT_ROWS] for state in states if "outputs" in state]
+        self._outputs = [OutputRows(*tensors) for tensors in columns]
 
 
 def check_metrics(metrics: Sequence[CodeConfig]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import CocoResult, evaluate_coco, has_coco_eval
 from reconv.metrics.detection_errors import ERROR_KINDS, count_error_kinds, recall_by_size
 from reconv.metrics.detection_matches import DetectionMatches, ImageDetections, match_detections
+from reconv.metrics.metrics_state import MetricsState
 from reconv.metrics.voc_eval import CURVE_RECALLS, PrecisionRecall, f1_curve, precision_recall_by_class, voc_metrics
 
 MAX_IMAGES_ON_DEVICE = 8192  # 200 detections of an image take 7 kB
@@ -49,18 +50,30 @@ class DetectionMetrics:
         if self._num_on_device >= MAX_IMAGES_ON_DEVICE:
             self._move_to_host()
 
-    def state(self) -> dict[int, ImageDetections]:
-        """What this rank has accumulated, as plain data for the others."""
-        self._move_to_host()
-        return self._images
+    def state(self) -> MetricsState:
+        """The detections of all images, one after the other; every rank has the ground truth."""
+        images = self.images()
+        return {
+            "indices": np.array([image.index for image in images], np.int64),
+            "counts": np.array([len(image.scores) for image in images], np.int64),
+            "boxes_xyxy": np.concatenate([np.zeros((0, 4)), *(image.boxes_xyxy for image in images)]),
+            "scores": np.concatenate([np.zeros(0), *(image.scores for image in images)]),
+            "labels": np.concatenate([np.zeros(0, np.int64), *(image.labels for image in images)]),
+        }
 
-    def merge(self, states: Sequence[dict[int, ImageDetections]]) -> None:
-        """Replace what was accumulated by the states of all ranks, this one included."""
-        images = {index: image for state in states for index, image in state.items()}
-        num_twice = sum(map(len, states)) - len(images)
+    def merge(self, states: Sequence[MetricsState]) -> None:
+        """Replace what was accumulated by these states, which include its own."""
+        images = {image.index: image for state in states for image in self._images_of(state)}
+        num_twice = sum(len(state["indices"]) for state in states) - len(images)
         if num_twice:
             raise ValueError(f"{num_twice} images were evaluated twice")
         self._images, self.num_samples, self._result = images, len(images), None
+
+    def _images_of(self, state: MetricsState) -> Iterator[ImageDetections]:
+        ends = np.cumsum(state["counts"])
+        columns = (np.split(state[name], ends)[:-1] for name in ("boxes_xyxy", "scores", "labels"))
+        for index, boxes, scores, labels in zip(state["indices"].tolist(), *columns, strict=True):
+            yield ImageDetections(index, self._truth(index), boxes, scores, labels)
 
     def images(self) -> list[ImageDetections]:
         """Every image in the order of the validation set."""

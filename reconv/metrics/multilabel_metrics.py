@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.metrics.confusion import macro_means, scores_from_counts
+from reconv.metrics.metrics_state import MetricsState
 
 THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
 
@@ -34,8 +35,8 @@ class MultilabelMistake:
 
 
 @dataclass(frozen=True, slots=True)
-class MultilabelState:
-    """The scores of one rank, to be merged with those of others."""
+class MultilabelScores:
+    """The logits and labels of n samples."""
 
     indices: npt.NDArray[np.int64]  # [n]
     logits: F64  # [n, classes]
@@ -48,7 +49,7 @@ class MultilabelMetrics:
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # indices, logits and targets of each batch
-        self._merged: MultilabelState | None = None
+        self._merged: MultilabelScores | None = None
 
     @property
     def num_samples(self) -> int:
@@ -59,68 +60,72 @@ class MultilabelMetrics:
         logits: Tensor = outputs if outputs.dtype == torch.float64 else outputs.float()
         self._parts.append((batch["indices"], logits.detach().clone(), batch["targets"] > 0))
 
-    def state(self) -> MultilabelState:
+    def state(self) -> MetricsState:
+        scores = self._scores()
+        return {"indices": scores.indices, "logits": scores.logits, "present": scores.present}
+
+    def merge(self, states: Sequence[MetricsState]) -> None:
+        """Replace what was accumulated by these states, which include its own."""
+        indices, logits, present = (
+            np.concatenate([state[name] for state in states]) for name in ("indices", "logits", "present")
+        )
+        order = np.argsort(indices, kind="stable")
+        self._merged = MultilabelScores(indices[order], logits[order], present[order])
+
+    def _scores(self) -> MultilabelScores:
         if self._merged is not None:
             return self._merged
         if not self._parts:
             empty = np.zeros((0, self._num_classes))
-            return MultilabelState(np.zeros(0, np.int64), empty, empty > 0)
+            return MultilabelScores(np.zeros(0, np.int64), empty, empty > 0)
         indices, logits, present = (torch.cat(column).cpu() for column in zip(*self._parts, strict=True))
-        return MultilabelState(indices.numpy().astype(np.int64), logits.double().numpy(), present.numpy())
-
-    def merge(self, states: Sequence[MultilabelState]) -> None:
-        """Replace what was accumulated by the states of all ranks, this one included."""
-        indices = np.concatenate([state.indices for state in states])
-        order = np.argsort(indices, kind="stable")
-        logits = np.concatenate([state.logits for state in states])[order]
-        present = np.concatenate([state.present for state in states])[order]
-        self._merged = MultilabelState(indices[order], logits, present)
+        return MultilabelScores(indices.numpy().astype(np.int64), logits.double().numpy(), present.numpy())
 
     def compute(self) -> dict[str, float]:
         """`map` and `macro_f1` are means over the classes that occur; F1 is at a score of 0.5."""
         self.merge([self.state()])
-        state = self.state()
-        if len(state.indices) == 0:
+        scores = self._scores()
+        if len(scores.indices) == 0:
             return {"map": 0.0, "micro_f1": 0.0, "macro_f1": 0.0, "loss": 0.0}
-        predicted, occurs = state.logits > 0, state.present.any(axis=0)
-        right = (predicted & state.present).sum(axis=0)
-        too_many, missed = (predicted & ~state.present).sum(axis=0), (~predicted & state.present).sum(axis=0)
-        precisions = [average_precision(state.logits[:, c], state.present[:, c]) for c in np.flatnonzero(occurs)]
+        predicted, occurs = scores.logits > 0, scores.present.any(axis=0)
+        right = (predicted & scores.present).sum(axis=0)
+        too_many, missed = (predicted & ~scores.present).sum(axis=0), (~predicted & scores.present).sum(axis=0)
+        precisions = [average_precision(scores.logits[:, c], scores.present[:, c]) for c in np.flatnonzero(occurs)]
         by_class = [f1(right[c], too_many[c], missed[c]) for c in np.flatnonzero(occurs)]
         return {
             "map": _mean(precisions),
             "micro_f1": f1(right.sum(), too_many.sum(), missed.sum()),
             "macro_f1": _mean(by_class),
-            "loss": float(_losses(state).mean()),
+            "loss": float(_losses(scores).mean()),
         }
 
     def analysis(self, class_names: Sequence[str]) -> dict[str, Any]:
         """The scores of classes as plain data, for the report and `eval`; several labels have no confusion matrix."""
-        state = self.state()
-        predicted = state.logits > 0
-        counts = (found.sum(axis=0) for found in (state.present, predicted, predicted & state.present))
-        scores = scores_from_counts(*counts)
-        columns = zip(state.logits.T, state.present.T, strict=True)
+        scores = self._scores()
+        predicted = scores.logits > 0
+        counts = (found.sum(axis=0) for found in (scores.present, predicted, predicted & scores.present))
+        by_class = scores_from_counts(*counts)
+        columns = zip(scores.logits.T, scores.present.T, strict=True)
         precisions = [average_precision(*column) if column[1].any() else None for column in columns]
         return {
-            "num_images": len(state.indices),
-            "metrics": {f"macro_{name}": value for name, value in macro_means(scores).items()},
+            "num_images": len(scores.indices),
+            "metrics": {f"macro_{name}": value for name, value in macro_means(by_class).items()},
             "classes": [
                 {"name": name, **asdict(score), "ap": ap}
-                for name, score, ap in zip(class_names, scores, precisions, strict=True)
+                for name, score, ap in zip(class_names, by_class, precisions, strict=True)
             ],
         }
 
     def mistakes(self, count: int) -> list[MultilabelMistake]:
         """The images with the highest loss among those with a wrong or missing label, worst first."""
-        state = self.state()
-        predicted, losses = state.logits > 0, _losses(state)
-        wrong = np.flatnonzero((predicted != state.present).any(axis=1))
+        scores = self._scores()
+        predicted, losses = scores.logits > 0, _losses(scores)
+        wrong = np.flatnonzero((predicted != scores.present).any(axis=1))
         worst = wrong[np.argsort(-losses[wrong], kind="stable")][:count]
         return [
             MultilabelMistake(
-                int(state.indices[row]),
-                tuple(np.flatnonzero(state.present[row]).tolist()),
+                int(scores.indices[row]),
+                tuple(np.flatnonzero(scores.present[row]).tolist()),
                 tuple(np.flatnonzero(predicted[row]).tolist()),
                 float(losses[row]),
             )
@@ -144,9 +149,9 @@ def f1(true_positives: float, false_positives: float, false_negatives: float) ->
     return float(2 * true_positives / total) if total else 0.0
 
 
-def _losses(state: MultilabelState) -> F64:
+def _losses(scores: MultilabelScores) -> F64:
     """The binary cross-entropy of each sample, averaged over classes."""
-    losses: F64 = (np.logaddexp(0, state.logits) - state.logits * state.present).mean(axis=1)
+    losses: F64 = (np.logaddexp(0, scores.logits) - scores.logits * scores.present).mean(axis=1)
     return losses
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.metrics.metrics_state import MetricsState
 from reconv.precision.accumulate import to_accumulate_dtype
 
 F64 = npt.NDArray[np.float64]
@@ -63,17 +64,6 @@ class PredictionTable:
         return np.argsort(self.confidence - self.runner_up_confidence, kind="stable")[:count]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassificationState:
-    """What one rank has accumulated, to be merged with that of others."""
-
-    num_samples: int
-    correct1: int
-    correct5: int
-    losses: list[list[float]]  # of each batch: its first position and its loss sum
-    rows: F64  # [n, 7], the columns of PredictionTable
-
-
 class ClassificationMetrics:
     """Accumulates loss, top-1 and top-5 accuracy on the device; `compute` reads the sums once."""
 
@@ -109,19 +99,17 @@ class ClassificationMetrics:
         top5 = {"top5": int(self._correct5) / n} if self.num_classes > TOP_K else {}
         return {"top1": int(self._correct1) / n, **top5, "loss": loss / n}
 
-    def state(self) -> ClassificationState:
-        losses = torch.stack(self._losses).tolist() if self._losses else []
-        return ClassificationState(
-            self.num_samples, int(self._correct1), int(self._correct5), losses, self._all_rows().numpy()
-        )
+    def state(self) -> MetricsState:
+        losses = torch.stack(self._losses).cpu().double().numpy() if self._losses else np.zeros((0, 2))
+        counts = np.array([self.num_samples, int(self._correct1), int(self._correct5)], np.int64)
+        return {"counts": counts, "losses": losses, "rows": self._all_rows().numpy()}
 
-    def merge(self, states: Sequence[ClassificationState]) -> None:
-        """Replace what was accumulated by the states of all ranks, this one included."""
-        self.num_samples = sum(state.num_samples for state in states)
-        self._correct1 = sum(state.correct1 for state in states)
-        self._correct5 = sum(state.correct5 for state in states)
-        self._losses = [torch.tensor(batch, dtype=torch.float64) for state in states for batch in state.losses]
-        self._rows = [torch.from_numpy(state.rows) for state in states]
+    def merge(self, states: Sequence[MetricsState]) -> None:
+        """Replace what was accumulated by these states, which include its own."""
+        counts = sum((state["counts"] for state in states), np.zeros(3, np.int64))
+        self.num_samples, self._correct1, self._correct5 = (int(count) for count in counts)
+        self._losses = [batch for state in states for batch in torch.from_numpy(state["losses"])]
+        self._rows = [torch.from_numpy(state["rows"]) for state in states]
 
     def predictions(self) -> PredictionTable:
         """The prediction for each image. Synchronizes with the device."""

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights, uniform_weights
 from reconv.checkpoint.locate import EMA, MODEL, find_run, retry_if_deleted
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore, encode, open_store
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.store import CheckpointStore, open_store
 from reconv.checkpoint.weights_metadata import read_metadata, to_header
+from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
+from reconv.logging.phases import Phase
 from reconv.recipe.loader import load
 from reconv.recipe.plan import averaging_window
 from reconv.recipe.units import Duration
@@ -56,21 +59,25 @@ def average(
     decay: float = 0.99,
     weights: str = "raw",
     out: str | Path | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> AveragedWeights:
     """Average the raw or EMA weights of the checkpoints of the last epochs, steps or percent of a run.
 
-    Checkpoints that were deleted during the run are missing from the average; the result's warning says so.
+    Checkpoints that were deleted during the run are missing from the average; the result's warning says so. The ranks
+    of a process group share the checkpoints to verify and the tensors to average.
     """
+    ranks = process_group or ProcessGroup.single()
     folder = find_run(run)
     duration, part = _duration(last), EMA if weights == "ema" else MODEL
     target = folder.averaged if out is None else Path(out)
 
     def choose_and_write() -> tuple[AveragedWeights, int]:
         store = open_store(folder)
-        steps, num_deleted = _chosen_steps(folder, store, duration)
-        return _write(store, steps, target, kind, decay, part), num_deleted
+        steps, num_deleted = ranks.on_rank0(lambda: _chosen_steps(folder, store, duration))
+        return _write(store, steps, target, kind, decay, part, ranks), num_deleted
 
-    result, num_deleted = retry_if_deleted(choose_and_write)
+    # Several ranks do not try again: those that did would wait for the others.
+    result, num_deleted = retry_if_deleted(choose_and_write) if ranks.world_size == 1 else choose_and_write()
     if not num_deleted:
         return result
     num_averaged, kept = len(result.steps), load(str(folder.recipe)).recipe.save.keep_last
@@ -98,30 +105,42 @@ class CheckpointAveraging(TrainerCallback):
         def write() -> AveragedWeights:
             store = open_store(run.run_dir)
             steps = [saved for saved in store.steps() if window.holds(saved, step)]
-            return _write(store, steps, run.run_dir.averaged, config.mode, config.decay, MODEL)
+            return _write(store, steps, run.run_dir.averaged, config.mode, config.decay, MODEL, ProcessGroup.single())
 
         result = run.process_group.on_rank0(write)
         run.logger.info(str(result), step)
         summary: dict[str, object] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
         if run.plan.evaluate is not None:
-            evaluation = trainer.evaluator.evaluate_file(AVERAGED, result.path, step)
+            with run.phases.during(Phase.EVALUATION):
+                evaluation = trainer.evaluator.evaluate_file(AVERAGED, result.path, step)
             run.logger.log(evaluation)
             summary["metrics"] = dict(evaluation.metrics)
         run.finalizer.fields[AVERAGED] = summary
 
 
 def _write(
-    store: CheckpointStore, steps: Sequence[int], target: Path, kind: str, decay: float, part: str
+    store: CheckpointStore,
+    steps: Sequence[int],
+    target: Path,
+    kind: str,
+    decay: float,
+    part: str,
+    ranks: ProcessGroup,
 ) -> AveragedWeights:
     if kind not in ("mean", "exponential"):
         raise UsageError(f"unknown average {kind!r}", then="use mean or exponential")
-    folders = [store.path(step) for step in steps]
-    for folder in folders:
+    folders, share = [store.path(step) for step in steps], slice(ranks.rank, None, ranks.world_size)
+    for folder in folders[share]:
         store.verify(folder)
     factors = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
-    tensors = average_checkpoints([folder / part for folder in folders], factors)
-    with disk_errors(target):
-        write_atomic(target, encode(tensors, _header(folders[-1] / part)))
+    parts = ranks.all_gather(average_checkpoints([folder / part for folder in folders], factors, share))
+
+    def write() -> None:
+        tensors = {name: tensor for own in parts for name, tensor in own.items()}
+        with disk_errors(target):
+            write_atomic(target, encode(tensors, _header(folders[-1] / part)))
+
+    ranks.on_rank0(write)
     return AveragedWeights(target, tuple(steps), kind)
 
 

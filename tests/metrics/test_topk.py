@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.metrics.topk import ClassificationMetrics, ClassificationState, PredictionTable
+from reconv.metrics.topk import ClassificationMetrics, PredictionTable
 
 NUM = 40
 
@@ -88,9 +88,9 @@ def test_the_most_uncertain_predictions_have_the_closest_two_classes() -> None:
 
 def test_the_loss_does_not_depend_on_the_order_of_ranks() -> None:
     """1 + 1e-16 + 1e-16 + ... is 1, and 1e-16 + 1e-16 + ... + 1 is not."""
-    no_rows = np.zeros((0, 7))
-    first = ClassificationState(1, 0, 0, [[0.0, 1.0]], no_rows)
-    second = ClassificationState(10, 0, 0, [[float(position), 1e-16] for position in range(1, 11)], no_rows)
+    no_rows, small = np.zeros((0, 7)), [[float(position), 1e-16] for position in range(1, 11)]
+    first = {"counts": np.array([1, 0, 0]), "losses": np.array([[0.0, 1.0]]), "rows": no_rows}
+    second = {"counts": np.array([10, 0, 0]), "losses": np.array(small), "rows": no_rows}
     one, other = ClassificationMetrics(3), ClassificationMetrics(3)
     one.merge([first, second])
     other.merge([second, first])

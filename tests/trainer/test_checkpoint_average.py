@@ -17,7 +17,8 @@ from reconv.api import average
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import CheckpointError, PreemptedError, UsageError
-from reconv.logging.events import EvalFinished, Event, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, Event, TrainProgress
 
 SETTINGS = {
     "length": "4ep",  # of 5 steps

@@ -1,6 +1,7 @@
 """Convert a dataset to another format: plan the shards, write them with all cores, and record what was written.
 
-The bytes written depend only on the data and the target, not on the number of threads or on a kill in between.
+The bytes written depend only on the data and the target, not on the number of threads or processes or on a kill in
+between.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,14 @@ from reconv.data.convert.staging import Facts, StagingDir, finished_conversion
 from reconv.data.convert.transcode import TranscodedSample, TranscodeOptions, transcode
 from reconv.data.convert.writers import PER_SHARD, WRITERS, DatasetWriter, OutputShard, SplitInfo, split_into_shards
 from reconv.data.dataset import Dataset, Split
+from reconv.data.readers.folder import SPLIT_NAMES, FolderDataset, has_class_folders
+from reconv.data.readers.imagenet.imagenet_archives import ImageNetArchiveDataset
 from reconv.data.readers.shards.packed_format import EXTENSION
 from reconv.data.readers.tar import CLASS_LIST
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.shared_work import check_same_plan
 from reconv.errors import DataError, UsageError
+from reconv.io.bounded import real_path
 
 FORMAT = 1
 Progress = Callable[[int, int], None]
@@ -55,9 +62,14 @@ def convert(
     target: ConvertTarget,
     workers: int,
     progress: Progress,
+    process_group: ProcessGroup | None = None,
 ) -> ConvertResult:
-    """Write the splits to `destination`; `root` is the folder they come from and is cut from the samples' names."""
-    _check_not_inside(root, destination)
+    """Write the splits to `destination`; `root` is the folder they come from and is cut from the samples' names.
+
+    The ranks of a process group share the shards; rank 0 publishes the conversion.
+    """
+    ranks = process_group or ProcessGroup.single()
+    _check_apart(datasets, root, destination)
     has_boxes = any(isinstance(dataset, DetectionDataset) for dataset in datasets.values())
     writer = find_writer(target.kind, has_boxes)
     if target.options.raw and writer.encoding != "any":
@@ -69,13 +81,21 @@ def convert(
         for shard in split_into_shards(writer, info, target.num_shards.get(split))
     ]
     plan = _plan(target, writer, infos, work)
-    if (manifest := finished_conversion(destination, plan)) is not None:
+    check_same_plan(ranks, plan)
+    if (manifest := ranks.on_rank0(lambda: finished_conversion(destination, plan))) is not None:
         return _result(manifest, already_there=True)
     staging = StagingDir(destination, plan)
-    with staging.locked():
-        if (manifest := staging.publish_if_complete()) is None:
-            _ShardWriter(datasets, root, writer, target.options, staging, progress).run(work, workers)
-            manifest = _finish(writer, infos, work, plan, staging)
+    with ExitStack() as stack:
+        ranks.on_rank0(lambda: stack.enter_context(staging.locked()))
+        if (manifest := ranks.on_rank0(staging.publish_if_complete)) is None:
+            ranks.set_phase("writing shards")
+            own_work = work[ranks.rank :: ranks.world_size]
+            _ShardWriter(datasets, root, writer, target.options, staging, progress).run(own_work, workers)
+            ranks.all_gather(None)  # all shards are written
+            if ranks.is_rank0 and ranks.world_size > 1:
+                for _, shard in work:
+                    staging.wait_for_record(shard.name)
+            manifest = ranks.on_rank0(lambda: _finish(writer, infos, work, plan, staging))
     return _result(manifest, already_there=False)
 
 
@@ -128,16 +148,18 @@ class _ShardWriter:
         self._options = options
         self._staging = staging
         self._progress = progress
-        self._num_samples = sum(map(len, datasets.values()))
+        self._num_samples = 0
         self._num_done = 0
         self._count_lock = threading.Lock()
         self._stopped = threading.Event()
 
     def run(self, work: Work, workers: int) -> None:
         """Write every shard that is not done yet; raise the first error in the order of the shards."""
-        todo = [(info, shard) for info, shard in work if self._staging.record(shard.name) is None]
-        self._advance(self._num_samples - sum(len(shard.indices) for _, shard in todo))
+        self._num_samples = sum(len(shard.indices) for _, shard in work)
         with ThreadPoolExecutor(workers, thread_name_prefix="reconv-convert") as pool:
+            kept = list(pool.map(self._is_done, [shard for _, shard in work]))
+            todo = [item for item, is_kept in zip(work, kept, strict=True) if not is_kept]
+            self._advance(self._num_samples - sum(len(shard.indices) for _, shard in todo))
             tasks = [pool.submit(self._write, info, shard) for info, shard in todo]
             try:
                 wait(tasks, return_when=FIRST_EXCEPTION)
@@ -149,14 +171,20 @@ class _ShardWriter:
             if not isinstance(error, _StoppedError):
                 raise error
 
+    def _is_done(self, shard: OutputShard) -> bool:
+        """Whether an earlier command has written the shard, and its bytes are still those of its record."""
+        record = self._staging.record(shard.name)
+        if record is None or not self._writer.is_one_file:
+            return record is not None
+        file = self._staging.path / shard.name
+        return file.is_file() and _digest(file) == (record.get("blake2b"), record.get("bytes"))
+
     def _write(self, info: SplitInfo, shard: OutputShard) -> None:
         repaired: dict[str, list[str]] = {}
         own_facts = self._writer.write(self._staging, shard, info, self._transcoded(info, shard, repaired))
         facts: dict[str, Any] = {"samples": len(shard.indices), "repaired": repaired, **(own_facts or {})}
         if self._writer.is_one_file:
-            with open(self._staging.path / shard.name, "rb") as file:
-                facts["blake2b"] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-                facts["bytes"] = file.tell()
+            facts["blake2b"], facts["bytes"] = _digest(self._staging.path / shard.name)
         self._staging.mark_done(shard.name, facts)
 
     def _transcoded(
@@ -190,16 +218,31 @@ class _StoppedError(Exception):
     """Another shard failed, or the conversion was interrupted."""
 
 
-def _check_not_inside(root: Path | None, destination: Path) -> None:
-    if root is not None:
-        source, target = root.resolve(), destination.resolve()
-        if target == source or source in target.parents:
-            raise UsageError(
-                f"{destination} lies inside the data to convert",
-                where=str(root),
-                why="nothing is written into your data folder",
-                then=f"choose a folder beside it, such as {root.parent / (root.name + '-new')}",
-            )
+def _digest(path: Path) -> tuple[str, int]:
+    """The BLAKE2b digest of a file, and its size."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest(), file.tell()
+
+
+def _check_apart(datasets: Mapping[Split, Dataset], root: Path | None, destination: Path) -> None:
+    """Raise UsageError if what is written to `destination` would be read as a part of the data at `root`."""
+    if root is None:
+        return
+    source, target = real_path(root), real_path(destination)
+    if target != source and source not in target.parents:
+        return
+    kinds = {getattr(dataset, "kind", "") for dataset in datasets.values()}
+    has_own_folders = kinds == {ImageNetArchiveDataset.kind} or (
+        kinds == {FolderDataset.kind} and not has_class_folders(root)
+    )
+    if has_own_folders and target != source and target.relative_to(source).parts[0] not in SPLIT_NAMES:
+        return  # beside train/, as in /imagenet/tf_records: no reader of /imagenet looks there
+    raise UsageError(
+        f"{destination} lies inside the data to convert",
+        where=str(root),
+        why="it would be read as a part of that data",
+        then=f"choose a folder beside it, such as {root.parent / (root.name + '-new')}",
+    )
 
 
 def _split_info(split: Split, dataset: Dataset, target: ConvertTarget) -> SplitInfo:

@@ -16,6 +16,7 @@ from reconv.data.readers.imagenet.imagenet_archives import (
     has_imagenet_archives,
     open_imagenet_archives,
 )
+from reconv.data.storage.remote_tree import local_data_path
 from reconv.errors import DataError, UsageError
 from reconv.recipe.data_fields import DataConfig
 
@@ -29,7 +30,7 @@ def open_splits(
     source: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None, data: DataConfig = _AS_PUBLISHED
 ) -> tuple[dict[Split, Dataset], Path | None]:
     """Training and validation data at `source`, and the folder they lie in; `data` sets the policies for boxes."""
-    path = Path(source)
+    path = local_data_path(source)
     if source in IN_PACKAGE and not path.exists():
         return _with_expected_counts(
             {split: open_dataset(source, None, split, data) for split in SPLITS}, expected

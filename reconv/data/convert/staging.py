@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from reconv.errors import DataError, ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import atomic_writer, fsync_dir
+from reconv.io.wait import ProcessWait
 
 MANIFEST = "reconv.json"
 _JOURNAL = ".journal"
@@ -73,6 +74,16 @@ class StagingDir:
         """The facts recorded for a finished shard; None if it is not finished."""
         file = self._journal / f"{shard}.json"
         return _read_json(file) if file.is_file() else None
+
+    def wait_for_record(self, shard: str) -> None:
+        """Wait for the record of another machine: a network file system may show it a little later."""
+        wait = ProcessWait()
+        while self.record(shard) is None:
+            wait.tick(
+                f"the record of {shard}",
+                where=str(self._journal),
+                then="check that all machines see the same folder, then run the same command again",
+            )
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[BinaryIO]:

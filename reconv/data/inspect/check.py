@@ -5,54 +5,40 @@ Files are only read. The issues depend only on the data, not on the number of wo
 
 from __future__ import annotations
 
-import hashlib
-import io
+import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, Split, all_targets, check_class_names, is_multilabel
-from reconv.data.decode.pillow import decode_image, to_image
+from reconv.data.decode.pillow import to_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
+from reconv.data.inspect.examine import Examined, RejectedSample, decode_examined, encode_examined, examine
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
 from reconv.data.pipeline.detection_pipeline import decode_annotated
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.shared_work import open_journal, part_size, run_parts
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
-_CHUNK = 32
-_EXIF_ORIENTATION = 0x0112
+_CHUNK = 32  # samples of one task
 _SMALL_CLASS_RATIO = 20  # a class with less than 1/20 of the median is suspicious
 _TINY_SIDE_PX = 8
 _MAX_GROUPS = 1000  # groups of duplicates that are named; all are counted
 _UNLIKELY_CLASSES = ("newfolder", "untitledfolder", "macosx", "lost+found", "images", "thumbs")
 
 Progress = Callable[[int, int], None]  # samples done, total samples
-
-
-@dataclass(frozen=True, slots=True)
-class ExaminedSample:
-    """One sample that decodes."""
-
-    target: int  # 0 for detection
-    labels: tuple[int, ...]  # the class, or the classes of the boxes
-    format: str
-    mode: str  # as stored: RGB, L, CMYK, P, ...
-    width: int  # with the EXIF orientation applied
-    height: int
-    orientation: int  # EXIF; 1: stored upright
-    num_bytes: int
-    digest: bytes  # of the file's bytes
-    num_pages: int = 1  # of a TIFF; the first is used
 
 
 @dataclass(slots=True)
@@ -119,21 +105,35 @@ class CheckReport:
 
 def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda done, total: None) -> CheckReport:
     """Read and decode every sample of every split; `path` is a folder or the name of a dataset in the package."""
+    report = check_in_ranks(path, data, workers, progress, ProcessGroup.single())
+    assert report is not None
+    return report
+
+
+def check_in_ranks(
+    path: str,
+    data: DataConfig,
+    workers: int,
+    progress: Progress,
+    process_group: ProcessGroup,
+    journal_dir: Path | None = None,
+) -> CheckReport | None:
+    """Check a dataset on several ranks, which share its samples; rank 0 gets the report, the others None.
+
+    Samples that have been read are kept in `journal_dir`, which all ranks must see.
+    """
     issues: list[DataIssue] = []
     datasets = open_leniently(path, data, issues.append)
     names = next(iter(datasets.values())).class_names
     check_class_names(names, path)
-    total, done = sum(map(len, datasets.values())), 0
-    scans: dict[Split, _SplitScan] = {}
-    with _pool(workers) as pool:
-        for split, dataset in datasets.items():
-            scan = scans[split] = _SplitScan(len(dataset))
-            for index, examined in _examine_all(dataset, pool):
-                scan.add(index, examined, names)
-                done += 1
-                progress(done, total)
-            if isinstance(dataset, DetectionDataset):
-                scan.report.num_boxes = int(dataset.box_counts().sum())
+    scans = {split: _SplitScan(len(dataset)) for split, dataset in datasets.items()}
+    for index, examined, split in _examine_all(path, datasets, workers, progress, process_group, journal_dir):
+        scans[split].add(index, examined, names)
+    if not process_group.is_rank0:
+        return None
+    for split, dataset in datasets.items():
+        if isinstance(dataset, DetectionDataset):
+            scans[split].report.num_boxes = int(dataset.box_counts().sum())
     _report_samples(scans, issues.append)
     _report_duplicates(scans, datasets, issues.append)
     _report_classes(names, scans, issues.append)
@@ -164,50 +164,54 @@ def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
-    """One sample, decoded, or the error."""
+def _examine_all(
+    path: str,
+    datasets: Mapping[Split, Dataset],
+    workers: int,
+    progress: Progress,
+    process_group: ProcessGroup,
+    journal_dir: Path | None,
+) -> Iterator[tuple[int, Examined, Split]]:
+    """Every sample in order, on rank 0; the ranks examine parts of equal size."""
+    total, done = sum(map(len, datasets.values())), 0
+    size = part_size(total, _CHUNK)
+    starts = {
+        f"{split}-{start:010}": (split, start)
+        for split, dataset in datasets.items()
+        for start in range(0, len(dataset), size)
+    }
+
+    def examine_part(part: str) -> bytes:
+        nonlocal done
+        split, first = starts[part]
+        dataset, found = datasets[split], []
+        stop = min(first + size, len(dataset))
+        for chunk in pool.map(partial(_examine_chunk, dataset, stop), range(first, stop, _CHUNK)):
+            for examined in chunk:
+                found.append(examined)
+                done += process_group.world_size  # the others are as fast
+                progress(min(done, total), total)
+        return encode_examined(found)
+
+    modified_ns = process_group.on_rank0(lambda: os.stat(path).st_mtime_ns if os.path.exists(path) else 0)
+    splits = {split: [len(dataset), _fingerprint(dataset)] for split, dataset in datasets.items()}
+    plan = {"path": path, "modified_ns": modified_ns, "splits": splits}
+    with open_journal(process_group, journal_dir, plan) as journal, _pool(workers) as pool:
+        payloads = run_parts(process_group, list(starts), examine_part, journal)
+        for (split, first), payload in zip(starts.values(), payloads, strict=process_group.is_rank0):
+            for index, examined in enumerate(decode_examined(payload), first):
+                yield index, examined, split
+
+
+def _fingerprint(dataset: Dataset) -> str:
     try:
-        sample = dataset[index]
-        target, labels = _labels(sample, len(dataset.class_names))
-        if isinstance(sample.data, bytes):
-            upright = decode_image(sample.data, 3, sample.name)
-            with Image.open(io.BytesIO(sample.data)) as stored:
-                form, mode = stored.format or "unknown", stored.mode
-                num_pages = getattr(stored, "n_frames", 1) if form == "TIFF" else 1
-                tag = stored.getexif().get(_EXIF_ORIENTATION)
-            orientation = tag if isinstance(tag, int) and 1 <= tag <= 8 else 1  # files hold all sorts of values there
-            width, height, content = upright.width, upright.height, sample.data
-        else:
-            height, width, channels = sample.data.shape
-            form, mode, orientation, num_pages = "pixels", "L" if channels == 1 else "RGB", 1, 1
-            content = repr(sample.data.shape).encode() + sample.data.tobytes()
-    except DataError as error:
-        return error
-    digest = hashlib.blake2b(content, digest_size=16).digest()
-    return ExaminedSample(target, labels, form, mode, width, height, orientation, len(content), digest, num_pages)
+        return dataset.fingerprint()
+    except DataError:  # of a missing image, which the check will report
+        return ""
 
 
-def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
-    """The target and the classes of a sample; checks that boxes fit the size of the image.
-
-    Several labels have one number as their target, so that identical images with other labels are found.
-    """
-    if sample.annotation is not None:
-        decode_annotated(sample, sample.annotation, 3)
-        return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
-    if sample.labels is not None:
-        return zlib.crc32(repr(sample.labels).encode()), sample.labels
-    if not 0 <= sample.target < num_classes:
-        raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is out of range")
-    return sample.target, (sample.target,)
-
-
-def _examine_all(dataset: Dataset, pool: ThreadPoolExecutor) -> Iterator[tuple[int, ExaminedSample | DataError]]:
-    """Every sample in order."""
-    starts = range(0, len(dataset), _CHUNK)
-    chunks = pool.map(lambda s: [examine(dataset, i) for i in range(s, min(s + _CHUNK, len(dataset)))], starts)
-    for start, chunk in zip(starts, chunks, strict=True):
-        yield from enumerate(chunk, start)
+def _examine_chunk(dataset: Dataset, stop: int, start: int) -> list[Examined]:
+    return [examine(dataset, index) for index in range(start, min(start + _CHUNK, stop))]
 
 
 class _SplitScan:
@@ -220,12 +224,11 @@ class _SplitScan:
         self.report.widths = np.zeros(num_samples, np.int64)
         self.report.heights = np.zeros(num_samples, np.int64)
 
-    def add(self, index: int, sample: ExaminedSample | DataError, names: Sequence[str]) -> None:
+    def add(self, index: int, sample: Examined, names: Sequence[str]) -> None:
         report = self.report
-        if isinstance(sample, DataError):
-            why = sample.what if isinstance(sample, AnnotationError) else sample.why or sample.what
-            report.bad.append((printable(sample.where or f"sample {index}"), why))
-            report.bad_kinds.append(_error_kind(sample))
+        if isinstance(sample, RejectedSample):
+            report.bad.append((sample.path, sample.why))
+            report.bad_kinds.append(sample.kind)
             return
         self.targets[index] = sample.target
         self.digests[index] = np.frombuffer(sample.digest, np.uint64)
@@ -236,12 +239,6 @@ class _SplitScan:
         report.orientations[sample.orientation] += 1
         report.num_bytes += sample.num_bytes
         report.num_multipage += sample.num_pages > 1
-
-
-def _error_kind(error: DataError) -> str:
-    if isinstance(error, AnnotationError):
-        return "wrong-size"
-    return "missing-file" if isinstance(error.__cause__, FileNotFoundError) else "bad-image"
 
 
 def min_median_max(values: npt.NDArray[np.int64]) -> dict[str, float] | None:

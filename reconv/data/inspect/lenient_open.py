@@ -20,7 +20,7 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.readers.csv_multilabel import has_several_labels
-from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, read_box_records, records_have_boxes
@@ -43,7 +43,7 @@ from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.local import is_folder, is_regular_file, read
 from reconv.errors import DataError
 from reconv.recipe.code_fields import names_code
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.data_fields import NEED_NO_PATH, DataConfig
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 
