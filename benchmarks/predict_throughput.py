@@ -67,6 +67,13 @@ def read_files(folder: Path) -> list[bytes]:
     return files
 
 
+def write_images(files: Sequence[bytes], folder: Path) -> None:
+    """Write some files where int8 is calibrated with them."""
+    folder.mkdir()
+    for number, file in enumerate(files[:64]):
+        (folder / f"{number}.jpg").write_bytes(file)
+
+
 def write_network(model: str, mode: str, folder: Path) -> Path:
     """A checkpoint-like weights file of an untrained network, whose norms have the statistics of random images."""
     overrides = [("model.name", model, "benchmark"), ("precision.mode", mode, "benchmark")]
@@ -143,7 +150,7 @@ def print_table(title: str, rates: dict[str, list[float]]) -> dict[str, Any]:
     return rows
 
 
-def cpu_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
+def cpu_ways(path: Path, batch: int, calibration: Path) -> Iterator[tuple[str, Way]]:
     eager = open_predictor(path, device="cpu", backend="eager", decoder="pillow")
     yield "plain loop: Pillow, eager fp32", plain_loop(eager, batch, "cpu")
     settings: list[tuple[str, dict[str, Any]]] = [
@@ -151,6 +158,7 @@ def cpu_ways(path: Path, batch: int) -> Iterator[tuple[str, Way]]:
         ("Predictor, --decoder pillow", {"decoder": "pillow"}),
         ("Predictor, --backend onnxruntime", {"backend": "onnxruntime"}),
         ("Predictor, --precision bf16", {"precision": "bf16"}),
+        ("Predictor, --precision int8", {"precision": "int8", "calibration": calibration}),
     ]
     for name, options in settings:
         try:
@@ -192,28 +200,45 @@ def stage_rates(path: Path, files: Sequence[bytes], batch: int, n: int) -> dict[
     predictor = open_predictor(path, device="cuda")
     predictor.warm_up([batch])
     pool, cores = ThreadPoolExecutor(usable_cores(Machine())), usable_cores(Machine())
-    out = np.empty((cores, *predictor.read.shape), np.uint8)
+    out = np.empty((cores, 16, *predictor.read.shape), np.uint8)
 
     def read_share(core: int) -> None:
-        for file in files[core::cores]:
-            predictor.read.read_into(file, out[core])
+        share = files[core::cores]
+        for start in range(0, len(share), 16):
+            group = share[start : start + 16]
+            predictor.read.read_group(group, out[core, : len(group)])
 
-    pixels = torch.randint(0, 256, (32 * batch, *predictor.read.shape), dtype=torch.uint8, device="cuda")
-    bench = bench_infer(
-        str(path.with_suffix(".yaml")), batches=(batch,), device="cuda", iterations=100, log=lambda text: None
-    )
+    pixels = torch.randint(0, 256, (128 * batch, *predictor.read.shape), dtype=torch.uint8, device="cuda")
+
+    def bench() -> float:
+        """`bench infer`, for as long as a window of pixels: the clock of a GPU falls under a long load."""
+        recipe, iterations = str(path.with_suffix(".yaml")), len(pixels) // batch
+        found = bench_infer(recipe, batches=(batch,), device="cuda", iterations=iterations * n, log=lambda text: None)
+        return float(found["images_per_s"])
+
+    before = bench()
     ways: dict[str, Way] = {
         "pixels on the device to top 5": lambda files: predictor.predict_pixels(pixels, batch_size=batch),
         "pixels on the host to top 5": lambda files: predictor.predict_pixels(host, batch_size=batch),
     }
-    host = pixels.cpu()
-    rates = windows(ways, range(len(pixels)), n)  # type: ignore[arg-type]
+    host = pixels[: 32 * batch].cpu()
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for name, way in ways.items():
+        way(files)
+        images = host if "host" in name else pixels
+        for _ in range(n):
+            start_s = time.perf_counter()
+            way(files)
+            rates[name].append(len(images) / (time.perf_counter() - start_s))
     rows = print_table("the network alone", rates)
-    ratio = statistics.median(rates["pixels on the device to top 5"]) / bench["images_per_s"]
-    print(f"  bench infer, batch {batch}: {bench['images_per_s']:,.1f} images/s; on pixels x {ratio:.3f} of it")
+    after = bench()
+    ratio = statistics.median(rates["pixels on the device to top 5"]) / statistics.mean((before, after))
+    print(
+        f"bench infer, batch {batch}: {before:,.1f} images/s before, {after:,.1f} after; on pixels x {ratio:.3f} of it"
+    )
     reading = windows({"reading alone": lambda files: list(pool.map(read_share, range(cores)))}, files, n)
     rows |= print_table(f"reading alone, {cores} threads, {predictor.read.decoder}", reading)
-    return rows | {"bench_infer": bench["images_per_s"], "of_bench_infer": ratio}
+    return rows | {"bench_infer": [before, after], "of_bench_infer": ratio}
 
 
 def main() -> None:
@@ -223,6 +248,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="a folder of JPEG files [default: generated ones]")
     parser.add_argument("--count", type=int, help="images of a window [default: 64 on a CPU, 24,576 on CUDA]")
     parser.add_argument("--batch", type=int, help="images per batch [default: 16 on a CPU, 256 on CUDA]")
+    parser.add_argument("--stages", action="store_true", help="on CUDA only the network alone and reading alone")
     parser.add_argument("-n", type=int, default=5, help="windows of each way")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -233,10 +259,12 @@ def main() -> None:
     print(f"{len(set(files))} files, {statistics.mean(map(len, files)) / 1000:.0f} kB on average; batch {batch}")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="reconv-predict-") as folder:
+        write_images(files, Path(folder) / "images")
         for model in options.models:
             path = write_network(model, "bf16" if is_cuda else "fp32", Path(folder))
-            ways = dict((cuda_ways if is_cuda else cpu_ways)(path, batch))
-            results[model] = print_table(f"{model}, {options.device}", windows(ways, files, options.n))
+            found = cuda_ways(path, batch) if is_cuda else cpu_ways(path, batch, Path(folder) / "images")
+            ways = {} if options.stages else dict(found)
+            results[model] = print_table(f"{model}, {options.device}", windows(ways, files, options.n)) if ways else {}
             if is_cuda:
                 results[model] |= stage_rates(path, files, batch, options.n)
     if options.json:

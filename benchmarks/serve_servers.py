@@ -28,6 +28,7 @@ STOP_LIMIT_S = 10
 LITSERVE = "LitServe"
 RECONV = "reconv serve"
 _SCRIPT = Path(__file__).with_name("litserve_resnet50.py")
+IMAGES = "images"  # the folder of the calibration images
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ServerConfig:
 
 
 def cpu_configs() -> list[ServerConfig]:
-    """On two cores: LitServe with one and two workers, without and with batching; reconv in fp32 and bf16."""
+    """On two cores: LitServe with one and two workers, without and with batching; reconv in fp32, bf16 and int8."""
     litserve = [(1, 1), (2, 1), (1, 8), (2, 4)]
     return [
         *(
@@ -57,7 +58,14 @@ def cpu_configs() -> list[ServerConfig]:
         ServerConfig(RECONV, "fp32", ("--decoder", "pillow"), is_compared=True),
         ServerConfig(RECONV, "fp32", (), is_compared=True),
         ServerConfig(RECONV, "fp32", ("--backend", "onnxruntime"), is_compared=True),
+        ServerConfig(
+            RECONV, "fp32", ("--backend", "onnxruntime", "--device", "cpu,cpu", "--max-batch", "4"), is_compared=True
+        ),
+        ServerConfig(
+            RECONV, "fp32", ("--backend", "onnxruntime", "--processes", "2", "--max-batch", "4"), is_compared=True
+        ),
         ServerConfig(RECONV, "bf16", ()),
+        ServerConfig(RECONV, "int8", ()),
     ]
 
 
@@ -73,9 +81,12 @@ def cuda_configs() -> list[ServerConfig]:
         ServerConfig(RECONV, "bf16", ("--max-batch", "64"), is_compared=True),
         *(
             ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--processes", str(processes)), is_compared=True)
-            for processes in (4, 8)
+            for processes in (4, 8, 12)
         ),
-        ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--decoder", "pillow"), is_compared=True),
+        *(
+            ServerConfig(RECONV, "bf16", ("--max-batch", "64", "--decoder", "pillow", *processes), is_compared=True)
+            for processes in ((), ("--processes", "8"))
+        ),
         ServerConfig(RECONV, "fp32", ("--max-batch", "64"), is_compared=True),
     ]
 
@@ -92,7 +103,8 @@ class RunningServer:
             self._ready_path = "/health"
         else:
             command = (sys.executable, "-m", "reconv", "serve", f"resnet50={weights}", "--recipe", "resnet50")
-            command = (*command, *common, *config.options)
+            calibration = ("--calibration", str(folder / IMAGES)) if config.precision == "int8" else ()
+            command = (*command, *common, *calibration, *config.options)
             self.target = Target(self.port, ("predictions", 0, "classes", 0, "index"))
             self._ready_path = "/v2/health/ready"
         self.log = folder / f"{self.port}.log"
@@ -162,6 +174,13 @@ def make_images(count: int) -> list[bytes]:
         Image.fromarray(spread.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=92)
         images.append(buffer.getvalue())
     return images
+
+
+def write_images(images: list[bytes], folder: Path) -> None:
+    """Write the images where servers in int8 are calibrated with them."""
+    (folder / IMAGES).mkdir()
+    for number, image in enumerate(images):
+        (folder / IMAGES / f"{number}.jpg").write_bytes(image)
 
 
 def make_weights(images: list[bytes], path: Path) -> None:

@@ -37,6 +37,7 @@ from benchmarks.serve_servers import (
     cuda_configs,
     make_images,
     make_weights,
+    write_images,
 )
 
 NUM_IMAGES = 64
@@ -199,6 +200,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(temporary)
         images, weights = make_images(NUM_IMAGES), folder / "resnet50.pth"
         make_weights(images, weights)
+        write_images(images, folder)
         started = [
             Row(config, RunningServer(config, weights, given.device, given.litserve_python, folder))
             for config in configs

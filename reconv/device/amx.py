@@ -21,13 +21,14 @@ _CPUINFO = Path("/proc/cpuinfo")
 @cache
 def disable_broken_amx() -> bool:
     """Make oneDNN avoid AMX where using it would kill the process. Returns whether that was necessary."""
-    if ISA_LIMIT in os.environ or not _reports_amx() or _amx_works():
+    if ISA_LIMIT in os.environ or not reports_amx() or _amx_works():
         return False
     os.environ[ISA_LIMIT] = ISA_WITHOUT_AMX
     return True
 
 
-def _reports_amx() -> bool:
+def reports_amx() -> bool:
+    """Whether the CPU says that it has AMX."""
     return _CPUINFO.exists() and "amx_tile" in _CPUINFO.read_text()
 
 

@@ -1,6 +1,6 @@
 """Intel Gaudi, by the public interface of habana_frameworks.
 
-Written against its documentation; docs/devices.md lists what was never run on the hardware.
+Written against its documentation; docs/reference/devices.md lists what was never run on the hardware.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from reconv.inference.trace_graph import trace_graph
 from reconv.kernels.conv_bias_act.candidates import ConvConfig
 from reconv.kernels.conv_bias_act.ops import conv_bias_act
 from reconv.kernels.pointwise.ops import Epilogue, concat, gate_add_act, global_avg_pool, max_pool
@@ -35,13 +36,10 @@ _MAX_WINDOW = 15
 
 def compile_inference(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
     """The model's graph for images like these, and the number of fused convolutions."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # 1 s of imports
-
-    with torch.no_grad():
-        example = torch.zeros_like(images[:1].repeat(_TRACE_BATCH, 1, 1, 1))
-        if images.is_contiguous(memory_format=torch.channels_last):
-            example = example.contiguous(memory_format=torch.channels_last)
-        traced = make_fx(lambda x: model(x))(example)
+    example = images[:1].repeat(_TRACE_BATCH, 1, 1, 1)
+    if images.is_contiguous(memory_format=torch.channels_last):
+        example = example.contiguous(memory_format=torch.channels_last)
+    traced = trace_graph(model, example)
     graph = traced.graph
     _free_batch_size(graph)
     if any(_mutates(node) and not _is_private(node) for node in graph.nodes):

@@ -10,6 +10,8 @@ from pathlib import Path
 from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.dataset_factory import relabel
 from reconv.errors import DataError
+from reconv.io.bounded import real_path
+from reconv.io.object_store.object_store import is_url
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import (
     as_detection_dataset,
@@ -81,7 +83,9 @@ def _open_whole(recipe: Recipe, data: str | Path, known_fingerprint: str | None)
 
 
 def _is_same_place(path: str | None, data: str | Path) -> bool:
-    return path is not None and Path(path).resolve() == Path(data).resolve()
+    if path is None or is_url(path) or is_url(data):
+        return path is not None and str(path).rstrip("/") == str(data).rstrip("/")
+    return real_path(path) == real_path(data)
 
 
 def match_classes(dataset: Dataset, classes: ModelClasses) -> Dataset:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -14,11 +14,19 @@ from reconv.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.tta import average_views
+from reconv.metrics.metrics_state import MetricsState
 from reconv.precision import PrecisionPolicy
 from reconv.tasks.task import Metrics
 from reconv.trainer.step import Preprocess
 
-AnyMetrics = TypeVar("AnyMetrics", bound=Metrics)
+
+class Updatable(Protocol):
+    """What takes the outputs for one batch after the other."""
+
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+
+
+AnyMetrics = TypeVar("AnyMetrics", bound=Updatable)
 
 
 class EvaluationStopped(Exception):
@@ -55,11 +63,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def merge_ranks(metrics: Metrics, bad_samples: BadSamples, process_group: ProcessGroup) -> None:
-    """Give every rank the metrics and the bad samples of all ranks."""
+def merge_ranks(
+    metrics: Metrics, bad_samples: BadSamples, process_group: ProcessGroup, more: Sequence[MetricsState] = ()
+) -> None:
+    """Give every rank the metrics and the bad samples of all ranks, with `more` states of this one."""
     bad_samples.sync()
-    if process_group.world_size > 1:
-        metrics.merge(process_group.all_gather(metrics.state()))
+    if process_group.world_size > 1 or more:
+        by_rank = process_group.all_gather([*more, metrics.state()])
+        metrics.merge([state for states in by_rank for state in states])
 
 
 def evaluate(

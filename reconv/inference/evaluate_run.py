@@ -13,8 +13,8 @@ from reconv.custom_code import TrustCode
 from reconv.data.dataset import Split
 from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
-from reconv.distributed.failure import report_failures
-from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.shared_work import joined_ranks
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
@@ -22,10 +22,12 @@ from reconv.inference.load_model import read_saved_model
 from reconv.inference.model_evaluation import EvalResult, LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.io.atomic import disk_errors
+from reconv.io.work_journal import remove_journal
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
 from reconv.trainer.run_setup import check_machine_has
 
+_JOURNAL = ".evaluating"  # in the run directory, until all checkpoints are evaluated
 _CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it there"
 
 
@@ -46,7 +48,9 @@ class EvalArgs:
     recipe: str | None
     backend: BackendName
     precision: Precision
+    calibration: str | Path | None
     trust_code: TrustCode
+    journal_dir: Path | None  # where the finished batches of a checkpoint are kept; None: nowhere
 
 
 def evaluate(
@@ -65,7 +69,9 @@ def evaluate(
     recipe: str | None = None,
     backend: BackendName = "auto",
     precision: Precision = "auto",
+    calibration: str | Path | None = None,
     trust_code: TrustCode = False,
+    journal_dir: Path | None = None,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
@@ -74,10 +80,12 @@ def evaluate(
     `samples`, only that many images are evaluated, and the result is marked as partial. With `per_class`, the result
     has an `analysis` by class. Several `devices` share the images, with the result of one; `log` must then be a
     function that can be imported. `backend="eager"` repeats an evaluation made during training bit for bit.
+    In `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it when the result
+    is stored. With `all` they are kept in the run directory.
     """
     args = EvalArgs(
         run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
-        trust_code,
+        calibration, trust_code, journal_dir,
     )  # fmt: skip
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
@@ -92,8 +100,7 @@ def evaluate(
 
 def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
     """Evaluate in this process, one of those that share the images."""
-    process_group = open_process_group(read_launch_env(), device_kind(args.device))
-    with report_failures(process_group):
+    with joined_ranks(device_kind(args.device)) as process_group:
         if process_group.world_size > 1:
             args = replace(args, trust_code=args.trust_code is True)  # a question cannot be asked in every process
             log = log if process_group.is_rank0 else no_log
@@ -113,6 +120,7 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         device=args.device,
         backend=args.backend,
         precision=args.precision,
+        calibration=args.calibration,
         trust_code=args.trust_code,
         launch_env=process_group.launch_env,
         log=log,
@@ -124,6 +132,7 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         samples=args.samples,
         per_class=args.per_class,
         process_group=process_group,
+        journal_dir=args.journal_dir,
         log=log,
     )
 
@@ -150,6 +159,7 @@ def _evaluate_all(
     scores = process_group.on_rank0(lambda: read_scores(folder))
     known = {(s.step, s.weights, s.checkpoint, s.data): s for s in scores}
     results: list[EvalResult] = []
+    args = replace(args, journal_dir=folder / _JOURNAL)
     for step in process_group.on_rank0(store.steps):
         path = store.path(step)
         try:
@@ -183,6 +193,8 @@ def _evaluate_all(
                 wall_s=wall_s,
             )
         )
+    if process_group.is_rank0:
+        remove_journal(folder / _JOURNAL)
     process_group.on_rank0(lambda: _write_report(folder))
     if not results:
         raise CheckpointError("no checkpoint of this run can be used", where=str(store.folder))

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from reconv.inference.trace_graph import DispatchMode
 from reconv.models.layers.batch_norm import BatchNormAct2d
 
 
@@ -42,14 +42,12 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
     bias = torch.zeros_like(norm.running_mean) if conv.bias is None else conv.bias
     shift = (bias.double() - norm.running_mean.double()) * scale
     shift = shift if norm.bias is None else norm.bias.double() + shift
-    weight = (conv.weight.double() * scale.view(-1, 1, 1, 1)).to(dtype)
-    conv.weight.copy_(weight)  # keeps its strides
+    conv.weight.copy_(conv.weight.double().mul_(scale.view(-1, 1, 1, 1)))  # keeps its strides
     conv.bias = nn.Parameter(shift.to(dtype), requires_grad=False)
 
 
 def _find_pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]:
-    """Names of each convolution and the norm that is its only consumer, from a forward pass on the meta device."""
-    traced = copy.deepcopy(model).to("meta")
+    """Names of each convolution and the norm that is its only consumer, from a forward pass on one image."""
     outputs: dict[int, str] = {}
     alive: list[Tensor] = []  # an id is unique only while its tensor lives
     calls: Counter[str] = Counter()
@@ -71,21 +69,26 @@ def _find_pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]
 
         return hook
 
-    for name, module in traced.named_modules():
+    hooks = []
+    for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(after_conv(name))
+            hooks.append(module.register_forward_hook(after_conv(name)))
         elif isinstance(module, nn.BatchNorm2d):
-            module.register_forward_pre_hook(before_norm(name))
+            hooks.append(module.register_forward_pre_hook(before_norm(name)))
+    first = next(model.parameters())
     with torch.no_grad(), _CountReads() as uses:
-        traced(torch.empty(2, *shape, device="meta", dtype=next(traced.parameters()).dtype))
+        images = torch.zeros(1, *shape, device=first.device, dtype=first.dtype)
+        model(images.contiguous(memory_format=torch.channels_last))
+    for hook in hooks:
+        hook.remove()
     return [(c, n) for c, n, number in found if uses.count[number] == 1 and calls[c] == calls[n] == 1]
 
 
-class _CountReads(TorchDispatchMode):
+class _CountReads(DispatchMode):
     """Counts how often each tensor is read by an operator."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count: Counter[int] = Counter()
         self._alive: list[object] = []
 
@@ -93,4 +96,4 @@ class _CountReads(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         self._alive.extend(tensors)
         self.count.update({id(tensor) for tensor in tensors})
-        return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -13,7 +14,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from reconv.data.decode.pillow import convert_mode, decode_image, to_image
+from reconv.data.readers.folder import walk_images
 from reconv.data.storage.local import read, read_file_or_pipe
+from reconv.data.storage.remote_tree import local_data_path, shown_path
 from reconv.errors import DataError, UsageError
 
 
@@ -96,3 +99,19 @@ def _unsupported(image: object) -> UsageError:
         f"a {type(image).__name__} is not an image",
         then=f"pass a path, encoded bytes, a PIL image, {_TAKES}, or a list of them",
     )
+
+
+def image_files(path: Path, log: Callable[[str], None] = lambda text: None) -> list[ImageFile]:
+    """The image at a path, or those in a folder and its subfolders, on this machine or in an object store."""
+    path = local_data_path(path)
+    if os.path.isdir(path):
+        # A file with an image's name that cannot be read is reported when it is opened, so it is not filtered here.
+        files = walk_images(path)
+        if not files:
+            raise DataError("there is no image in this folder", where=str(path))
+        noun = f"image{'s' * (len(files) > 1)}"
+        log(f"{len(files):,} {noun} in {shown_path(path)} and its subfolders; links are not followed")
+        return [ImageFile(Path(file), is_named=False) for file in files]
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
+        raise DataError("no such image", where=str(path))
+    return [ImageFile(path)]

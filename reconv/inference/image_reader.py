@@ -95,12 +95,16 @@ class ImageReader:
         return self.decode_into(encoded, out)
 
     def read_group(
-        self, images: Sequence[ImageInput], out: U8, known: Mapping[int, EncodedImage] | None = None
+        self,
+        images: Sequence[ImageInput],
+        out: U8,
+        known: Mapping[int, EncodedImage] | None = None,
+        num_threads: int = 1,
     ) -> list[ImageInfo | DataError]:
         """`read_into` of several images [n, channels, size, size]; those that cannot be read are black, with the error.
 
         The compiled decoder gets all of its files in one call: threads that read image by image wait for the GIL.
-        `known` has the bytes of images that were read before.
+        `known` has the bytes of images that were read before, `num_threads` is for the compiled decoder.
         """
         found: list[ImageInfo | DataError | None] = [None] * len(images)
         encoded = dict(known or {})
@@ -112,20 +116,26 @@ class ImageReader:
                 except DataError as error:
                     found[row] = error
             if len(encoded) == len(images):  # rows of one array
-                self._decode_group(encoded, out, found)
+                self._decode_group(encoded, out, found, num_threads)
         return [
             info if isinstance(info, ImageInfo) else self._read_row(images[row], encoded.get(row), out[row], info)
             for row, info in enumerate(found)
         ]
 
     def _decode_group(
-        self, encoded: Mapping[int, EncodedImage], out: U8, found: list[ImageInfo | DataError | None]
+        self,
+        encoded: Mapping[int, EncodedImage],
+        out: U8,
+        found: list[ImageInfo | DataError | None],
+        num_threads: int,
     ) -> None:
         """Decode all files that the compiled decoder supports, and note which these are."""
         files = native.FilesInMemory([file.data for file in encoded.values()])
         sizes, none = files.sizes().tolist(), (0.0, 0.0, 0.0, 0.0)
         boxes = [self.crop_box(w, h) if 0 < w * h <= MAX_PIXELS else none for w, h in sizes]
-        is_filled = files.crop_resize(np.array(boxes), out, interpolation=self._preprocess.interpolation)
+        is_filled = files.crop_resize(
+            np.array(boxes), out, interpolation=self._preprocess.interpolation, num_threads=num_threads
+        )
         for row in np.flatnonzero(is_filled).tolist():
             found[row] = ImageInfo(encoded[row].image, encoded[row].path, *sizes[row])
 

@@ -6,13 +6,15 @@ other needs the name of its recipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.download_weights import download_weights, is_remote
@@ -150,6 +152,15 @@ def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Netw
     at_least_float32(network.model)
     load_weights(network.model, saved.tensors, strict=True, source=str(saved.path))
     return network
+
+
+def model_digest(module: nn.Module, recipe: Recipe, classes: Sequence[str]) -> str:
+    """A digest of the weights, the classes and the preprocessing."""
+    digest = hashlib.sha256(repr((tuple(classes), recipe.data.preprocess, recipe.model)).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(name.encode() + content.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any) -> None:

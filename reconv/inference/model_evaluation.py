@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from reconv import __version__
 from reconv.batch import Batch
 from reconv.data.dataset import Dataset, Split
 from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.shared_work import open_journal
+from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.backends.choose import BackendChoice
 from reconv.inference.eval_data import ModelClasses, open_eval_set
+from reconv.inference.eval_journal import JournaledMetrics
 from reconv.inference.evaluate import merge_ranks, update_metrics
+from reconv.inference.load_model import model_digest
+from reconv.io.work_journal import WorkJournal
 from reconv.machine import Machine, cores_per_process
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
+from reconv.trainer.build.code import code_digests
 from reconv.trainer.build.datasets import limit_samples
 from reconv.trainer.build.loaders import build_eval_loader
 from reconv.trainer.build.task_builder import build_task
@@ -46,7 +56,9 @@ class EvalResult:
     partial: bool = False  # only a part of the validation set was evaluated
     split: str = "val"
     data: str = ""  # what was evaluated, for people
-    wall_s: float | None = field(default=None, compare=False)  # of the pass over the images; None: an earlier result
+    wall_s: float | None = field(
+        default=None, compare=False
+    )  # of the pass over the images; None: an earlier one did some
     analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
 
     @property
@@ -63,12 +75,14 @@ class EvalRequest:
     batch_size: int | None = None
     samples: int | None = None
     per_class: bool = False
+    journal_dir: Path | None = None  # where finished batches are kept until the caller has the result; None: nowhere
 
 
 @dataclass(frozen=True, slots=True)
 class EvalModel:
     """A loaded model to evaluate."""
 
+    module: nn.Module
     recipe: Recipe
     classes: ModelClasses
     backend_choice: BackendChoice
@@ -95,19 +109,25 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
         _BAD_IMAGE_HINT,
     )
     batch_size = request.batch_size or recipe.evaluate.batch_size
-    loader = build_eval_loader(
-        recipe, dataset, model.device, batch_size, _num_workers(recipe, dataset, process_group), bad, process_group
-    )
-
     backend = model.backend_choice.for_evaluation(len(dataset))
 
     def step(batch: Batch) -> tuple[Any, Batch]:
         return backend(batch["images"]), batch
 
+    def open_loader(finished: Collection[int]) -> EvalLoader:
+        num_workers = _num_workers(recipe, dataset, process_group)
+        return build_eval_loader(
+            recipe, dataset, model.device, batch_size, num_workers, bad, process_group, finished=finished
+        )
+
     start_s = time.perf_counter()
-    with torch.no_grad():
-        metrics = update_metrics(task.metrics(), loader, step, step_boundary=model.device.step_boundary)
-    merge_ranks(metrics, bad, process_group)
+    plan = {"data": [dataset.fingerprint(), dataset.origin, len(dataset)], "batch_size": batch_size}
+    with _open_journal(model, backend, plan, request.journal_dir, process_group) as journal, torch.no_grad():
+        journaled = JournaledMetrics.open(task.metrics, open_loader, journal, process_group)
+        update_metrics(journaled, journaled.loader, step, step_boundary=model.device.step_boundary)
+        journaled.finish_part()
+    metrics = journaled.metrics
+    merge_ranks(metrics, bad, process_group, journaled.kept)
     values = metrics.compute()
     wall_s = time.perf_counter() - start_s
     return EvalResult(
@@ -120,9 +140,32 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
         partial=len(dataset) < len(whole),
         split=request.split or "val",
         data=whole.origin,
-        wall_s=wall_s,
+        wall_s=None if journaled.was_continued else wall_s,
         analysis=analyze_metrics(metrics, dataset.class_names) if request.per_class else None,
     )
+
+
+@contextmanager
+def _open_journal(
+    model: EvalModel,
+    backend: InferenceBackend,
+    plan: Mapping[str, Any],
+    folder: Path | None,
+    process_group: ProcessGroup,
+) -> Iterator[WorkJournal | None]:
+    """The journal of an evaluation: parts of another model, data, backend or version are not used."""
+    if folder is None:
+        yield None
+        return
+    decisive = {
+        "model": model_digest(model.module, model.recipe, model.classes.names),
+        "recipe": repr(model.recipe),
+        "code": code_digests(model.recipe),
+        "backend": [backend.name, backend.precision, model.backend_choice.calibration_folder, model.device.kind],
+        "versions": [__version__, torch.__version__],
+    }
+    with open_journal(process_group, folder, {**plan, **decisive}) as journal:
+        yield journal
 
 
 def _num_workers(recipe: Recipe, dataset: Dataset, process_group: ProcessGroup) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from reconv.detection.postprocess import Detections
 from reconv.errors import UsageError
 from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
+from reconv.kernels.softmax_topk.ops import softmax_topk, supports
 from reconv.metrics.multilabel_metrics import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
 
@@ -44,6 +47,19 @@ class Selection:
             )
 
 
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Without collections of cycles, of which predictions have none: each one visits every object of the process, and
+    thousands of predictions in a second cause several."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def select_outputs(
     outputs: Any, task: str, selection: Selection, postprocess: Callable[[Any], Detections] | None
 ) -> Any:
@@ -54,7 +70,8 @@ def select_outputs(
     logits = to_accumulate_dtype(outputs)
     if task == "multilabel":
         return tuple(logits.sigmoid().sort(dim=1, descending=True, stable=True))
-    return tuple(logits.softmax(dim=1).topk(min(selection.top or TOP_K, logits.shape[1])))
+    k = min(selection.top or TOP_K, logits.shape[1])
+    return softmax_topk(logits, k) if supports(logits, k) else tuple(logits.softmax(dim=1).topk(k))
 
 
 def make_predictions(

@@ -28,6 +28,7 @@ from reconv.inference.output_predictions import OutputClasses, Selection, make_p
 from reconv.inference.predictions import Prediction
 
 _ROWS_PER_TASK = 16  # most images that a thread reads in one task
+_ROWS_PER_CALL = 64  # the same where the threads of the compiled decoder decode them: fewer waits for the GIL
 _AHEAD = 4  # batches being read beside the network
 
 Postprocess = Callable[[Any], Detections]
@@ -78,7 +79,7 @@ class PixelBuffers:
 
 @dataclass(slots=True)
 class _ReadBatch:
-    """A batch that is being read into a buffer: the first rows by the host, the rest by the GPU."""
+    """A batch that is being read: by the host into a buffer, or by the GPU."""
 
     pixels: Tensor  # uint8 [n, channels, size, size]
     items: Sequence[ImageInput]
@@ -131,7 +132,7 @@ class PredictPipeline:
                     if (copied := copies.pop(slot, None)) is not None:
                         copied.synchronize()
                     batch = items[starts[index] : starts[index] + batch_size]
-                    reading.append(self._start_reading(batch, slots[slot][: len(batch)]))
+                    reading.append(self._start_reading(index, batch, slots[slot][: len(batch)]))
                 if index >= ahead:
                     started, copied = self._compute(reading.popleft(), selection)
                     computing.append(started)
@@ -146,32 +147,39 @@ class PredictPipeline:
                     copied.synchronize()
             self.buffers.give_back(slots)
 
-    def _start_reading(self, items: Sequence[ImageInput], pixels: Tensor) -> _ReadBatch:
-        num_gpu = 0 if self.gpu_reader is None else self.gpu_reader.share(len(items))
-        num_host, rows = len(items) - num_gpu, pixels.numpy()
-        tasks, step = [], max(1, min(_ROWS_PER_TASK, -(-num_host // self.num_threads)))
-        for start in range(0, num_host, step):
-            task = slice(start, min(start + step, num_host))
-            tasks.append(self.threads.submit(self.read.read_group, items[task], rows[task]))
-        gpu_images = None
-        if self.gpu_reader is not None and num_gpu:
-            gpu_images = self.gpu_reader.start(self.read, items[num_host:])
-        return _ReadBatch(pixels, items, tasks, gpu_images)
+    def _start_reading(self, index: int, items: Sequence[ImageInput], pixels: Tensor) -> _ReadBatch:
+        if self.gpu_reader is not None and self.gpu_reader.takes_batch(index):
+            return _ReadBatch(pixels, items, [], self.gpu_reader.start(self.read, items))
+        tasks, rows = [], pixels.numpy()
+        step, decode_threads = max(1, min(_ROWS_PER_TASK, -(-len(items) // self.num_threads))), 1
+        if self.read.decoder == "native" and len(items) >= 2 * _ROWS_PER_CALL:
+            step, decode_threads = _ROWS_PER_CALL, self.num_threads
+        for start in range(0, len(items), step):
+            task = slice(start, min(start + step, len(items)))
+            tasks.append(self.threads.submit(self.read.read_group, items[task], rows[task], None, decode_threads))
+        return _ReadBatch(pixels, items, tasks, None)
+
+    def _images(self, batch: _ReadBatch) -> tuple[Tensor, list[Outcome], CopyEvent | None]:
+        """A batch on the device when it has been read, and what became of each image."""
+        outcomes = [outcome for task in batch.tasks for outcome in task.result()]
+        decoded = None if batch.gpu_images is None else batch.gpu_images.result()
+        if decoded is not None:
+            rows = batch.pixels.numpy()
+            for number, item in enumerate(batch.items):
+                outcomes += decoded.read_or_decode(number, item, self.read, rows[number, None])
+        if decoded is not None and decoded.crops is not None and len(decoded.infos) == len(outcomes):
+            images, copied = torch.empty_like(decoded.crops), None
+        else:  # positions are not used
+            sent, copied = self.step.device.send(Batch({"images": batch.pixels}, torch.zeros(1), (len(outcomes),)))
+            images = sent["images"]
+        if decoded is not None:
+            assert self.gpu_reader is not None
+            self.gpu_reader.place(decoded, images)
+        return images, outcomes, copied
 
     def _compute(self, batch: _ReadBatch, selection: Selection) -> tuple[_Started, CopyEvent | None]:
         """Wait until a batch is read, and start the network on it."""
-        outcomes = [outcome for task in batch.tasks for outcome in task.result()]
-        num_host = len(outcomes)
-        if batch.gpu_images is not None:
-            decoded, rows = batch.gpu_images.result(), batch.pixels.numpy()
-            for number, item in enumerate(batch.items[num_host:]):
-                outcomes += decoded.read_or_decode(number, item, self.read, rows[num_host + number, None])
-        # Positions are not used.
-        sent, copied = self.step.device.send(Batch({"images": batch.pixels}, torch.zeros(1), (len(outcomes),)))
-        images = sent["images"]
-        if batch.gpu_images is not None:
-            assert self.gpu_reader is not None
-            self.gpu_reader.place(batch.gpu_images.result(), images, num_host)
+        images, outcomes, copied = self._images(batch)
         good = [row for row, outcome in enumerate(outcomes) if isinstance(outcome, ImageInfo)]
         if len(good) < len(outcomes):  # the others get the bits of a batch without them
             images = images[torch.tensor(good, dtype=torch.int64)]

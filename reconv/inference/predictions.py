@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
+from reconv.data.storage.remote_tree import shown_path
 from reconv.errors import ReconvError
 from reconv.inference.image_input import ImageInput, to_pil
 
@@ -49,6 +50,13 @@ class DetectedBox:
         corners = ", ".join(f"{edge:.0f}" for edge in self.box_xyxy)
         return f"{self.name} {self.score:.1%} at ({corners})"
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DetectedBox:
+        """The inverse of `to_dict`."""
+        left, top, right, bottom = values["box_xyxy"]
+        box = (left, top, right, bottom)
+        return cls(values["name"], values["score"], box, values["index"], values.get("class_id"))
+
     def to_dict(self) -> dict[str, Any]:
         class_id = {} if self.class_id is None else {"class_id": self.class_id}
         return {
@@ -83,6 +91,11 @@ class Prediction:
         best = self._best()
         return 0.0 if best is None else best.score
 
+    @property
+    def shown_path(self) -> str:
+        """The path of the image, or its address in an object store."""
+        return str(self.path) if self.path is None else shown_path(self.path)
+
     def _best(self) -> ClassScore | DetectedBox | None:
         found: Sequence[ClassScore | DetectedBox] = self.classes if self.boxes is None else self.boxes
         return found[0] if found else None
@@ -95,16 +108,28 @@ class Prediction:
         elif not self.error:
             found["classes"] = [item.to_dict() for item in self.classes]
         return {
-            "path": None if self.path is None else str(self.path),
+            "path": None if self.path is None else self.shown_path,
             **found,
             **({"saved_image": str(self.saved_image)} if self.saved_image is not None else {}),
             **({"error": self.error} if self.error else {}),
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_dict`; `image` is not part of it."""
+        path, saved, boxes = values["path"], values.get("saved_image"), values.get("boxes")
+        return cls(
+            None if path is None else Path(path),
+            tuple(ClassScore(item["name"], item["score"], item["index"]) for item in values.get("classes", ())),
+            None if boxes is None else tuple(map(DetectedBox.from_dict, boxes)),
+            values.get("error", ""),
+            None if saved is None else Path(saved),
+        )
+
     def __str__(self) -> str:
         found = self.classes if self.boxes is None else self.boxes
         text = self.error or ", ".join(map(str, found)) or "nothing found"
-        return f"{self.path}: {text}" if self.path is not None else text
+        return f"{self.shown_path}: {text}" if self.path is not None else text
 
     def __repr__(self) -> str:
         return f"<Prediction {self}>"
@@ -112,7 +137,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         """The image beside its classes, or with its boxes, in a notebook."""
         shown = _image_html(self)
-        title = f"<div><code>{escape(str(self.path))}</code></div>" if self.path is not None else ""
+        title = f"<div><code>{escape(self.shown_path)}</code></div>" if self.path is not None else ""
         if self.error:
             body = f"<div>{escape(self.error)}</div>"
         elif self.boxes is None:

@@ -27,14 +27,15 @@ from reconv.errors import DataError, UsageError
 from reconv.inference.activation_map import sample_activation_maps
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
 from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
+from reconv.inference.calibration import CalibrationSource
 from reconv.inference.eval_data import ModelClasses
 from reconv.inference.evaluate import InferenceStep
 from reconv.inference.gpu_reader import MIN_IMAGES, GpuReader
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
-from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
+from reconv.inference.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
-from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions
+from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, without_gc
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
 from reconv.machine import Machine, cores_per_process, usable_cores
@@ -61,6 +62,7 @@ class LoadOptions(TypedDict, total=False):
     backend: BackendName
     precision: Precision
     decoder: DecoderName
+    calibration: str | Path | None
     trust_code: TrustCode
     model: Any
 
@@ -98,6 +100,7 @@ class Predictor:
         backend: BackendName = "auto",
         precision: Precision = "auto",
         decoder: DecoderName = "auto",
+        calibration: str | Path | None = None,
         trust_code: TrustCode = False,
         model: Any = None,
         log: LogFunction = no_log,
@@ -106,7 +109,8 @@ class Predictor:
 
         `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A weights file of another program
         needs `recipe`. `backend` is how the network runs: `auto` takes the fastest that a check finds equal to `eager`,
-        the network as trained. With `trust_code`, code that the recipe of the run names is imported; `model` is the
+        the network as trained. `calibration` is a folder of images for `precision="int8"`, instead of the training
+        data of the run. With `trust_code`, code that the recipe of the run names is imported; `model` is the
         network of a run that got it from Python.
         """
         return cls.from_located(
@@ -117,6 +121,7 @@ class Predictor:
             backend=backend,
             precision=precision,
             decoder=decoder,
+            calibration=calibration,
             trust_code=trust_code,
             model=model,
             log=log,
@@ -133,6 +138,7 @@ class Predictor:
         backend: BackendName = "auto",
         precision: Precision = "auto",
         decoder: DecoderName = "auto",
+        calibration: str | Path | None = None,
         trust_code: TrustCode = False,
         model: Any = None,
         launch_env: LaunchEnv = SINGLE_PROCESS,
@@ -145,7 +151,30 @@ class Predictor:
         threads = cores_per_process(Machine(), launch_env.local_world_size) if launch_env.world_size > 1 else None
         opened = open_device(device, threads, launch_env.local_rank)
         network = build_saved_model(saved, plain_network_recipe(saved.recipe), opened)
+        return cls.from_network(saved, network, opened, backend, precision, decoder, calibration, log)
+
+    @classmethod
+    def from_network(
+        cls,
+        saved: SavedModel,
+        network: Network,
+        opened: Device,
+        backend: BackendName = "auto",
+        precision: Precision = "auto",
+        decoder: DecoderName = "auto",
+        calibration: str | Path | None = None,
+        log: LogFunction = no_log,
+    ) -> Predictor:
+        """The predictor of a network that is on its device."""
+        if calibration is not None and precision != "int8":
+            raise UsageError("calibration images are for int8", where="--calibration", then="add --precision int8")
         network.model.eval()
+        read = ImageReader(saved.recipe.data.preprocess, decoder)
+        classes = ModelClasses(
+            saved.class_names, saved.has_class_names, saved.data_fingerprint, saved.display_names or saved.class_names
+        )
+        source = CalibrationSource(saved.recipe, classes, read, calibration)
+        loaded = LoadedNetwork(saved.recipe, network, opened, source)
         return cls(
             recipe=saved.recipe,
             class_names=saved.class_names,
@@ -155,8 +184,8 @@ class Predictor:
             path=saved.path,
             weights=saved.weights,
             step=saved.step,
-            backend_choice=BackendChoice(LoadedNetwork(saved.recipe, network, opened), backend, precision, log),
-            read=ImageReader(saved.recipe.data.preprocess, decoder),
+            backend_choice=BackendChoice(loaded, backend, precision, log),
+            read=read,
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
@@ -229,6 +258,7 @@ class Predictor:
         min_score: float | None = None,
         batch_size: int | None = None,
         skip_bad: bool = False,
+        num_listed: int | None = None,
     ) -> PredictionList:
         """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
 
@@ -236,21 +266,25 @@ class Predictor:
         its `top` (5) classes. A detector gives its `top` boxes (all) with a score of at least `min_score` (0.3), a
         multi-label model its `top` labels (all) with at least 0.5. With `skip_bad`, an image that cannot be read does
         not raise `DataError`; its prediction has the `error`. Threads read images beside the network.
+        `num_listed` is the length of the whole list where the images are a part of one.
         """
         selection = Selection(top, min_score)
         selection.check(self.recipe.task)
         items, _ = split_images(images)
         threads, num_threads = read_threads()
-        gpu = self.gpu_reader if self.gpu_reader is not None and self.gpu_reader.takes(len(items)) else None
+        gpu = (
+            self.gpu_reader if self.gpu_reader is not None and self.gpu_reader.takes(num_listed or len(items)) else None
+        )
         pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers, gpu)
         predictions = PredictionList()
-        for found in pipeline.run(items, selection, batch_size or self.batch_size):
-            if isinstance(found, Prediction):
-                predictions.append(found)
-            elif skip_bad:
-                predictions.append(_unreadable(items[len(predictions)], found))
-            else:
-                raise found
+        with without_gc():
+            for found in pipeline.run(items, selection, batch_size or self.batch_size):
+                if isinstance(found, Prediction):
+                    predictions.append(found)
+                elif skip_bad:
+                    predictions.append(_unreadable(items[len(predictions)], found))
+                else:
+                    raise found
         return predictions
 
     def predict_samples(
@@ -288,13 +322,14 @@ class Predictor:
         step, predictions = self._step(), PredictionList()
         waiting: deque[tuple[Callable[[], Any], int]] = deque()
         info = ImageInfo(None, None, pixels.shape[-1], pixels.shape[-2])
-        for part in pixels.split(batch_size or self.batch_size):
-            waiting.append((step.start(self.device.move(part), selection), len(part)))
-            while len(waiting) > 1:
-                wait, count = waiting.popleft()
+        with without_gc():
+            for part in pixels.split(batch_size or self.batch_size):
+                waiting.append((step.start(self.device.move(part), selection), len(part)))
+                while len(waiting) > 1:
+                    wait, count = waiting.popleft()
+                    predictions += make_predictions(wait(), [info] * count, step.classes, selection)
+            for wait, count in waiting:
                 predictions += make_predictions(wait(), [info] * count, step.classes, selection)
-        for wait, count in waiting:
-            predictions += make_predictions(wait(), [info] * count, step.classes, selection)
         return predictions
 
     def logits(self, samples: Sequence[ImageSample]) -> Tensor:
@@ -323,16 +358,25 @@ class Predictor:
         samples: int | None = None,
         per_class: bool = False,
         process_group: ProcessGroup | None = None,
+        journal_dir: Path | None = None,
         log: LogFunction = no_log,
     ) -> EvalResult:
         """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it.
 
-        With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result.
+        With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result. In
+        `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it afterwards.
         """
         model = EvalModel(
-            self.recipe, self.model_classes, self.backend_choice, self.device, self.path, self.step, self.weights
+            self.module,
+            self.recipe,
+            self.model_classes,
+            self.backend_choice,
+            self.device,
+            self.path,
+            self.step,
+            self.weights,
         )
-        request = EvalRequest(data, split, batch_size, samples, per_class)
+        request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir)
         with self._lock:
             return evaluate_model(model, request, process_group or ProcessGroup.single(), log)
 
@@ -387,7 +431,7 @@ def load(run: str | Path, *, log: LogFunction = print, **options: Unpack[LoadOpt
     """Load a run directory, a checkpoint, a weights file or published weights, to predict images: `model(image)`.
 
     The options are those of `Predictor.load`: `best`, `weights`, `recipe`, `device`, `backend`, `precision`, `decoder`,
-    `trust_code`, `model`.
+    `calibration`, `trust_code`, `model`.
     """
     return Predictor.load(run, log=log, **options)
 

@@ -17,11 +17,12 @@ from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.readers.dataset_factory import NEED_NO_PATH, subsample
+from reconv.data.readers.dataset_factory import subsample
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
 from reconv.recipe.code_fields import names_code
+from reconv.recipe.data_fields import NEED_NO_PATH
 from reconv.recipe.loader import Override
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe

@@ -87,6 +87,15 @@ def test_folded_network_packs_every_convolution_and_equals_eager() -> None:
         assert largest_difference(backend(images_of(loaded, num)), eager(images_of(loaded, num))) < 1e-5
 
 
+def test_a_precision_that_rounds_less_than_training_is_compared_with_eager_in_that_precision() -> None:
+    loaded = load_network(precision__mode="bf16")
+    backend = choose_backend(loaded, "folded", "fp32", print)
+    assert backend.difference is not None and backend.difference < 1e-5
+    as_trained = EagerBackend(loaded.recipe, loaded.network)
+    images = fixed_images(loaded.image_shape)
+    assert largest_difference(backend(images), as_trained(images)) > 1e-4
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -14,7 +14,8 @@ import reconv
 from reconv.api import EvalResult
 from reconv.checkpoint.store import encode
 from reconv.errors import CheckpointError, ResourceError, UsageError
-from reconv.logging.events import EvalFinished, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished
 
 
 def test_evaluation_repeats_the_metrics_of_training(classifier: Path) -> None:

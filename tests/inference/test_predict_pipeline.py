@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from reconv.errors import DataError, UsageError
 from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_reader import ImageReader
-from reconv.inference.output_predictions import OutputClasses, Selection
+from reconv.inference.output_predictions import OutputClasses, Selection, without_gc
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction
 from reconv.kernels.crop.ops import CropBox, crop_reference
@@ -107,6 +109,43 @@ def test_images_that_the_gpu_rejects_are_read_by_the_host() -> None:
     reader.close()
     assert isinstance(found[-1], DataError)
     assert scores(found) == pytest.approx(scores(predict(files, 1, read)), abs=2e-3)
+
+
+@pytest.mark.parametrize(("fraction", "batches"), [(0.5, "x.x.x."), (0.4, "x.x.."), (1.0, "xxx"), (0.0, "...")])
+def test_a_fraction_of_the_batches_is_for_the_gpu_the_first_too(fraction: float, batches: str) -> None:
+    reader = GpuReader(PillowDecoder, fraction=fraction)
+    assert "".join("x" if reader.takes_batch(index) else "." for index in range(len(batches))) == batches
+    reader.close()
+
+
+def test_batches_of_the_gpu_are_decoded_by_it() -> None:
+    class Counting(PillowDecoder):
+        files = 0
+
+        def crops(self, files: Sequence[Tensor], *args: Any, **options: Any) -> tuple[Tensor, list[int]]:
+            self.files += len(files)
+            return super().crops(files, *args, **options)
+
+    decoder = Counting()
+    reader = GpuReader(lambda: decoder, fraction=0.5)
+    assert reader.takes(1)
+    predict([jpeg(number) for number in range(20)], 2, ImageReader(PREPROCESS, "pillow"), reader, batch=8)
+    reader.close()
+    assert decoder.files == 8 + 4  # of the batches 0 and 2
+
+
+def test_the_garbage_collector_is_as_before_after_predictions() -> None:
+    with pytest.raises(KeyError), without_gc():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_gc():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_without_a_decoder_on_the_gpu_the_host_reads_everything_unless_it_was_asked_for() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from jpeg_examples import photograph
 from PIL import Image
 from torch import nn
 
-from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header, with_header
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
 from reconv.models import build_model
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import model_options
@@ -47,8 +47,7 @@ def example_recipe(network: str, *, size: int = 32, channels: int = 3, **fields:
 def write_weights(path: Path, recipe: Recipe, class_names: tuple[str, ...] = CLASSES) -> Path:
     """A weights file of the recipe's network with random statistics."""
     model = random_statistics(build_model(recipe.model.name, seed=1, **model_options(recipe, len(class_names))))
-    content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
-    path.write_bytes(with_header(content, to_header(WeightsMetadata(recipe, class_names))))
+    path.write_bytes(encode(model.state_dict(), to_header(WeightsMetadata(recipe, class_names))))
     return path
 
 

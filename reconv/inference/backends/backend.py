@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 BackendName = Literal["auto", "eager", "folded", "fused", "onnxruntime"]
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 BACKENDS: tuple[BackendName, ...] = ("auto", "eager", "folded", "fused", "onnxruntime")
-PRECISIONS: tuple[Precision, ...] = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS: tuple[Precision, ...] = ("auto", "fp32", "bf16", "fp16", "int8")
 
 
 class InferenceBackend(ABC):

@@ -14,7 +14,14 @@ from reconv.inference.backends.backend import BackendName, InferenceBackend, Pre
 from reconv.inference.backends.eager_backend import EagerBackend
 from reconv.inference.backends.folded_network import FoldedNetwork, fold_network
 from reconv.inference.backends.outputs import fixed_images, largest_difference
-from reconv.inference.backends.precisions import DTYPES, allowed_difference, choose_precision, trained_precision
+from reconv.inference.backends.precisions import (
+    DTYPES,
+    TOLERANCES,
+    allowed_difference,
+    choose_precision,
+    trained_precision,
+)
+from reconv.inference.calibration import CalibrationSource
 from reconv.precision import build_precision
 from reconv.recipe.code_fields import names_code
 from reconv.recipe.schema import PrecisionConfig, PrecisionOps, Recipe
@@ -32,6 +39,7 @@ class LoadedNetwork:
     recipe: Recipe
     network: Network
     device: Device
+    calibration: CalibrationSource | None = None  # of int8
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -67,14 +75,16 @@ def choose_backend(
             f"the backend {backend} does not run on {kind}", then=f"--backend {fastest}, or omit --backend"
         )
     chosen = choose_precision(loaded.recipe, loaded.device, precision)
+    if chosen == "int8":
+        return _build_int8(loaded, backend, log)
     if backend == "eager" or (kind not in _FASTEST and backend == "auto"):
         return eager if precision == "auto" else _eager_in(loaded, chosen)
     if backend != "auto":
-        return _checked(loaded, eager, backend, chosen)
+        return _checked(loaded, backend, chosen)
     why = _why_not_fast(loaded.recipe)
     if not why:
         try:
-            found = _checked(loaded, eager, _FASTEST[kind], chosen)
+            found = _checked(loaded, _FASTEST[kind], chosen)
             log(f"backend: {found.describe()}")
             return found
         except ReconvError as error:
@@ -83,6 +93,22 @@ def choose_backend(
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     log(f"backend: eager, the network as trained ({why})")
     return eager if precision == "auto" else _eager_in(loaded, chosen)
+
+
+def _build_int8(loaded: LoadedNetwork, backend: BackendName, log: Callable[[str], None]) -> InferenceBackend:
+    if backend not in ("auto", "onnxruntime"):
+        raise UsageError(f"the backend {backend} does not compute in int8", then="--backend onnxruntime, or omit it")
+    if loaded.calibration is None:
+        raise UsageError("int8 needs calibration images", then="load the model by Predictor.load")
+    from reconv.inference.backends.int8_backend import Int8Builder  # imports what export does
+
+    model, source = loaded.network.model, loaded.calibration
+    builder = Int8Builder(
+        loaded.recipe, model, loaded.device, source, lambda: _checked(loaded, "onnxruntime", "fp32"), log
+    )
+    found = builder.build()
+    log(f"backend: {found.describe()}")
+    return found
 
 
 class BackendChoice:
@@ -95,6 +121,12 @@ class BackendChoice:
         self._lock = Lock()
         self._is_auto = backend == precision == "auto"
         self._chosen = None if self._is_auto else choose_backend(loaded, backend, precision, log)
+
+    @property
+    def calibration_folder(self) -> str:
+        """The folder whose images calibrate int8; empty: the data of the run."""
+        source = self._loaded.calibration
+        return "" if source is None or source.folder is None else str(source.folder)
 
     def get(self) -> InferenceBackend:
         with self._lock:
@@ -125,19 +157,21 @@ def _why_not_fast(recipe: Recipe) -> str:
     return ""
 
 
-def _checked(loaded: LoadedNetwork, eager: EagerBackend, name: BackendName, precision: str) -> InferenceBackend:
-    """A backend whose outputs were compared with those of eager on a few fixed images; an error where they differ."""
+def _checked(loaded: LoadedNetwork, name: BackendName, precision: str) -> InferenceBackend:
+    """A backend whose outputs were compared with those of eager on a few fixed images; an error where they differ.
+
+    Eager computes as trained, or in the precision of the backend where that rounds less.
+    """
     backend = _build(loaded, name, precision)
-    trained = trained_precision(loaded.recipe)
     images = loaded.device.move(fixed_images(loaded.image_shape))
-    expected = eager(images)
+    reference = min(precision, trained_precision(loaded.recipe), key=TOLERANCES.__getitem__)
+    expected = _eager_in(loaded, reference)(images)
     rounding = 0.0
-    if "fp16" in (trained, precision) or "bf16" in (trained, precision):
-        wide = _eager_in(loaded, "fp32")(images)
-        build_precision(loaded.recipe.precision, loaded.device.kind)  # sets torch's switches back
-        rounding = largest_difference(expected if trained != "fp32" else _eager_in(loaded, precision)(images), wide)
+    if precision in ("fp16", "bf16"):
+        rounding = largest_difference(_eager_in(loaded, precision)(images), _eager_in(loaded, "fp32")(images))
+    build_precision(loaded.recipe.precision, loaded.device.kind)  # sets torch's switches back
     backend.difference = largest_difference(backend(images), expected)
-    limit = allowed_difference(precision, trained, rounding)
+    limit = allowed_difference(precision, rounding)
     if not backend.difference <= limit:
         raise UsageError(
             f"the backend {name} is not equal to eager",

@@ -27,5 +27,5 @@ def fold_network(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> 
     """The network with folded norms in `dtype`; `shape` is that of one image."""
     folded, num_folded = fold_batch_norms(model, shape)
     wide = torch.promote_types(dtype, torch.float32)
-    exact = copy.deepcopy(folded).to(wide)
+    exact = folded if dtype == wide else copy.deepcopy(folded).to(wide)
     return FoldedNetwork(folded.to(dtype), lambda images: exact(images.to(wide)), num_folded, dtype)

@@ -31,27 +31,33 @@ class OnnxRuntimeBackend(InferenceBackend):
     name = "onnxruntime"
     precision = "fp32"
 
-    def __init__(self, recipe: Recipe, model: nn.Module) -> None:
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            raise UsageError(
-                f"the backend onnxruntime needs {', '.join(missing)}",
-                why="not installed",
-                then="pip install 'reconv[onnx]', or omit --backend",
-            )
+    def __init__(self, recipe: Recipe, model: nn.Module, path: Path | None = None) -> None:
+        """`path` is another file of the network than that of the cache."""
+        check_packages("--backend onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to decoding
-        path = str(_cached_file(recipe, model))
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        path = path or onnx_file(recipe, model)
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self._is_detector = recipe.task == "detection"
 
     def __call__(self, images: Tensor) -> Any:
         pixels = images.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         outputs = [torch.from_numpy(output) for output in self._session.run(None, {"images": pixels})]
         return SSDOutput(*outputs) if self._is_detector else outputs[0]
+
+
+def check_packages(option: str) -> None:
+    """Raise `UsageError` if a package that an option needs is missing."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{option} needs {', '.join(missing)}",
+            why="not installed",
+            then=f"pip install 'reconv[onnx]', or omit {option}",
+        )
 
 
 class _RawDetector(nn.Module):
@@ -67,9 +73,9 @@ class _RawDetector(nn.Module):
         return outputs.box_deltas, outputs.logits
 
 
-def _cached_file(recipe: Recipe, model: nn.Module) -> Path:
+def onnx_file(recipe: Recipe, model: nn.Module) -> Path:
     """The network as an ONNX file, exported where the cache does not have it yet."""
-    path = cache_dir() / "onnx" / f"{_digest(recipe, model)}.onnx"
+    path = cache_dir() / "onnx" / f"{network_digest(recipe, model)}.onnx"
     if path.is_file():
         return path
     model = copy.deepcopy(model).float().eval()
@@ -84,7 +90,7 @@ def _cached_file(recipe: Recipe, model: nn.Module) -> Path:
     return path
 
 
-def _digest(recipe: Recipe, model: nn.Module) -> str:
+def network_digest(recipe: Recipe, model: nn.Module) -> str:
     """The sha256 of everything that the file depends on."""
     digest = hashlib.sha256(f"{torch.__version__} {OPSET} {recipe.task} {recipe.evaluate.tta}".encode())
     digest.update(recipe.model.model_dump_json().encode() + recipe.data.preprocess.model_dump_json().encode())

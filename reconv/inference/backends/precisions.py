@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from reconv.device import Device
-from reconv.device.cpu_features import has_bf16
+from reconv.device.cpu_features import has_bf16, has_int8
 from reconv.errors import UsageError
 from reconv.inference.backends.backend import Precision
 from reconv.recipe.schema import Recipe
@@ -30,6 +30,8 @@ def choose_precision(recipe: Recipe, device: Device, precision: Precision) -> st
     if precision == "auto":
         is_slow = device.kind == "cpu" and (trained == "fp16" or (trained == "bf16" and not has_bf16()))
         return "fp32" if is_slow else trained
+    if precision == "int8":
+        _check_int8(device)
     if device.kind == "cpu" and (precision == "fp16" or (precision == "bf16" and not has_bf16())):
         raise UsageError(
             f"this CPU has no {precision} instructions",
@@ -40,7 +42,20 @@ def choose_precision(recipe: Recipe, device: Device, precision: Precision) -> st
     return precision
 
 
-def allowed_difference(precision: str, trained: str, rounding: float = 0.0) -> float:
-    """The largest accepted difference from eager; twice eager's own `rounding` is accepted in half precision."""
-    limit = max(TOLERANCES[precision], TOLERANCES[trained])
-    return max(limit, 2 * rounding) if {precision, trained} & {"fp16", "bf16"} else limit
+def _check_int8(device: Device) -> None:
+    if device.kind != "cpu":
+        raise UsageError(
+            f"int8 is for CPUs, not for {device.kind}", where="--precision", then="--device cpu, or omit --precision"
+        )
+    if not has_int8():
+        raise UsageError(
+            "this CPU has no int8 instructions",
+            where="--precision",
+            why="neither VNNI nor, on Arm, dot products",
+            then="omit --precision",
+        )
+
+
+def allowed_difference(precision: str, rounding: float = 0.0) -> float:
+    """The largest accepted difference from eager; in half precision, twice eager's own `rounding` is accepted."""
+    return max(TOLERANCES[precision], 2 * rounding)

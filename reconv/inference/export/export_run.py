@@ -14,8 +14,8 @@ from torch import nn
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.custom_code import TrustCode
 from reconv.errors import ExportError, UsageError
+from reconv.inference.calibration import CalibrationSource
 from reconv.inference.export import gate
-from reconv.inference.export.calibration import calibration_batches
 from reconv.inference.export.export_detector import ExportDetector
 from reconv.inference.export.export_folder import REPORT, SETTINGS, ExportFolder, write_json
 from reconv.inference.export.export_metadata import ExportMetadata
@@ -23,7 +23,7 @@ from reconv.inference.export.export_module import ExportClassifier, example_imag
 from reconv.inference.export.gate_boxes import BoxRules, compare_detections
 from reconv.inference.export.gate_images import GateImages, collect_images
 from reconv.inference.export.gate_speed import measure_speed
-from reconv.inference.export.int8 import U8
+from reconv.inference.export.int8 import MAX_DROP, U8
 from reconv.inference.export.model_card import model_card
 from reconv.inference.export.run_script import run_script
 from reconv.inference.export.targets import ExportOptions, ExportTarget, find_target
@@ -62,7 +62,7 @@ def export(
     nms: bool = True,
     int8: bool = False,
     calibration: str | Path | None = None,
-    max_drop: float = gate.MAX_DROP,
+    max_drop: float = MAX_DROP,
     force: bool = False,
     trust_code: TrustCode = False,
     model: Any = None,
@@ -73,7 +73,7 @@ def export(
     The written file is then run by that run.py in a fresh process, on the validation set of the run (or of `data`, or
     on the `images` of a folder; `samples` limits their number), and must give the numbers of the model: otherwise
     `ExportError` is raised, and there is no folder. An `int8` model is calibrated with training images, or with those
-    of the folder `calibration`, and may lose `max_drop` of its accuracy or mAP. See docs/export.md.
+    of the folder `calibration`, and may lose `max_drop` of its accuracy or mAP. See docs/how-to/export.md.
     """
     target, options = find_target(to), ExportOptions(opset, int8, nms)
     target.check_packages()
@@ -96,7 +96,8 @@ def export(
         reference = gate.compute_reference(predictor, collected, log)
         log(f"writing {target.model_file} ...")
         if int8:
-            batches = calibration_batches(predictor, calibration, data, batch)
+            source = CalibrationSource(predictor.recipe, predictor.model_classes, predictor.read, calibration, data)
+            batches = source.batches(batch)
             _write_int8_folder(predictor, target, options, metadata, batches, Path(temporary), staging)
         else:
             _write_folder(predictor, target, options, metadata, staging)
@@ -126,7 +127,7 @@ def _check_options(target: ExportTarget, options: ExportOptions) -> None:
 
 
 def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
-    """Refuse what cannot be judged: int8 moves every logit, so that accuracy alone tells whether it is good."""
+    """Refuse what cannot be judged: int8 moves every logit, so only accuracy can judge it."""
     if predictor.recipe.task == "multilabel":
         raise UsageError("multi-label models cannot be exported in int8", why="the check has no accuracy for them")
     if images is not None:

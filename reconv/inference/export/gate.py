@@ -19,6 +19,7 @@ from torch import Tensor
 from reconv.data.transforms.device_transforms import Normalize
 from reconv.data.transforms.host_transforms import eval_transform
 from reconv.errors import DataError, ExportError
+from reconv.inference.export.average_precision import detection_outputs
 from reconv.inference.export.gate_images import GateImage, GateImages
 from reconv.inference.image_input import ImageFile, to_pil
 from reconv.inference.model_evaluation import LogFunction
@@ -30,7 +31,6 @@ BATCH_SIZE = 64
 # The largest difference of a logit, in standard deviations of all logits. None: judged by accuracy alone.
 LOGIT_BOUNDS: Mapping[str, float | None] = {"fp32": 1e-4, "int8": None}
 IMAGES_PER_TIE = 1000  # one image of so many (and one more) may have another top-1 if its best two classes are tied
-MAX_DROP = 0.01  # of the accuracy of int8
 USE_DATA = "use validation data (--data)"
 _NUM_WORST = 5
 _NUM_ERROR_LINES = 12
@@ -107,9 +107,7 @@ def _forward(predictor: Predictor) -> Callable[[Tensor], dict[str, Tensor]]:
     postprocess = build_postprocess(recipe, predictor.device)
 
     def detect(images: Tensor) -> dict[str, Tensor]:
-        found = postprocess(module(normalize(images)))
-        boxes, labels = found.boxes_xyxy * size, (found.labels - 1).clamp(min=0)
-        return {"boxes": boxes, "scores": found.scores, "labels": labels, "counts": found.counts}
+        return detection_outputs(postprocess(module(normalize(images))), size)
 
     return detect
 

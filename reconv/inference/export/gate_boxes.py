@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import Annotation
+from reconv.inference.export.average_precision import average_precision, boxes_of
 from reconv.inference.export.gate import USE_DATA, GateResult, Reference, compare_pixels
 from reconv.inference.export.gate_images import GateImage
-from reconv.metrics.detection_matches import ImageDetections
-from reconv.metrics.detection_metrics import evaluate_detections
 
 SCORE_BOUND = 1e-4
 BOX_BOUND = 1e-4  # of a corner, in sides of the network's input
@@ -48,7 +46,7 @@ def compare_boxes(ours: Mapping[str, Array], theirs: Mapping[str, Array], size: 
     """Match boxes of equal class whose scores and corners are within the bounds, best score first."""
     unmatched, scores, corners = np.zeros(len(ours["counts"]), np.int64), [0.0], [0.0]
     for row in range(len(unmatched)):
-        expected, found = _boxes(ours, row), _boxes(theirs, row)
+        expected, found = boxes_of(ours, row), boxes_of(theirs, row)
         is_free = np.ones(len(found[1]), bool)
         for box, score, label in zip(*expected, strict=True):
             corner, difference = np.abs(found[0] - box).max(axis=1, initial=0), np.abs(found[1] - score)
@@ -114,25 +112,5 @@ def _check_boxes(images: Sequence[GateImage], found: BoxDifferences) -> list[str
 
 def _average_precision(images: Sequence[GateImage], outputs: Mapping[str, Array], rules: BoxRules) -> float | None:
     """The metric of the recipe; None if no image has known boxes."""
-    rows = [row for row, image in enumerate(images) if image.annotation is not None]
-    found = [_image_detections(outputs, row, images[row].annotation, rules.size) for row in rows]
-    return float(evaluate_detections(found, rules.class_names).metrics[rules.metric]) if rows else None
-
-
-def _image_detections(
-    detections: Mapping[str, Array], row: int, truth: Annotation | None, size: int
-) -> ImageDetections:
-    assert truth is not None
-    boxes, scores, labels = _boxes(detections, row)
-    scale = np.array([truth.width, truth.height, truth.width, truth.height], np.float64) / size
-    return ImageDetections(row, truth, boxes * scale, scores, labels)
-
-
-def _boxes(detections: Mapping[str, Array], row: int) -> tuple[Array, Array, Array]:
-    """The boxes [k, 4] in pixels of the network's input, scores [k] and labels [k] of an image."""
-    count = int(detections["counts"][row])
-    return (
-        detections["boxes"][row, :count].astype(np.float64),
-        detections["scores"][row, :count].astype(np.float64),
-        detections["labels"][row, :count].astype(np.int64),
-    )
+    truths = {row: image.annotation for row, image in enumerate(images) if image.annotation is not None}
+    return average_precision(truths, outputs, rules.size, rules.class_names, rules.metric) if truths else None

@@ -17,7 +17,7 @@ from reconv.data.dataset import Dataset, sample_files
 from reconv.data.decode.pillow import to_image
 from reconv.errors import DataError, UsageError
 from reconv.inference.eval_data import open_eval_set
-from reconv.inference.predict_files import image_files
+from reconv.inference.image_input import image_files
 from reconv.inference.predictor import Predictor
 from reconv.trainer.build.datasets import limit_samples
 

@@ -27,6 +27,8 @@ _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Not Sigmoid and Mul, the gates of squeeze-and-excitation and SiLU: int8 costs accuracy there and saves little time.
 _QUANTIZED = (*_LAYERS, "Add", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip")
 
+MAX_DROP = 0.01  # of the accuracy or mAP of int8
+
 U8 = npt.NDArray[np.uint8]
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from reconv.checkpoint.weights_metadata import KEY, WeightsMetadata, to_header, with_header
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.weights_metadata import KEY, WeightsMetadata, to_header
 from reconv.errors import UsageError
 from reconv.inference.export.export_folder import write_json
 from reconv.inference.export.export_metadata import ExportMetadata
@@ -95,11 +95,10 @@ def write_safetensors(
     module: nn.Module, example: Tensor, metadata: ExportMetadata, options: ExportOptions, folder: Path
 ) -> None:
     """Write `model.safetensors` with our header, which `reconv eval` reads, and the metadata of every export."""
-    content = safetensors.torch.save(_tensors(module))
     header = {**metadata.properties(SAFETENSORS_FILE), **metadata.header}
     if KEY not in header:
         raise UsageError("the classes and the recipe do not fit into the header of a safetensors file")
-    write_atomic(folder / SAFETENSORS_FILE, with_header(content, header))
+    write_atomic(folder / SAFETENSORS_FILE, encode(_tensors(module), header))
     if metadata.timm_names is not None:
         write_json(folder / TIMM_NAMES, metadata.timm_names)
 

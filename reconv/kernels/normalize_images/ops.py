@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from reconv.kernels.dispatch import DTYPES, MAX_ELEMENTS, supports_device
-from reconv.kernels.jit.launch import launch
+from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 
-_VALUES = 1024
+_PIXELS = 512  # of a block
 
 
 def supports(images: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernel supports these images [n, channels, height, width]."""
-    return supports_device(images) and dtype in DTYPES and 0 < images.numel() <= MAX_ELEMENTS
+    return (
+        supports_device(images)
+        and dtype in DTYPES
+        and 0 < images.numel() <= MAX_ELEMENTS
+        and len(images) <= MAX_GRID_YZ
+    )
 
 
 def normalize_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
@@ -25,10 +30,9 @@ def normalize_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift
 
     samples, channels, height, width = images.shape
     out = torch.empty(samples, height, width, channels, dtype=dtype, device=images.device)
-    num_pixels = samples * height * width
     launch(
-        normalize, (-(-num_pixels * channels // _VALUES),),
-        images, images if flips is None else flips, factor.view(-1), shift.view(-1), out, num_pixels, height, width,
-        *images.stride(), CHANNELS=channels, FLIPS=flips is not None, VALUES=_VALUES,
+        normalize, (-(-height * width // _PIXELS), samples),
+        images, images if flips is None else flips, factor.view(-1), shift.view(-1), out, height, width,
+        *images.stride(), CHANNELS=channels, FLIPS=flips is not None, PIXELS=_PIXELS,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)

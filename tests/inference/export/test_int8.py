@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.errors import ExportError, UsageError
-from reconv.inference.export.calibration import calibration_batches
+from reconv.inference.calibration import CalibrationSource
 from reconv.inference.export.int8 import quantize_onnx
 from reconv.inference.export.onnx_file import quiet_exporter, trace
 from reconv.inference.predictor import Predictor
@@ -95,17 +95,21 @@ def test_int8_with_unlike_calibration_images_is_refused(classifier: Path, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def calibration_source(predictor: Predictor, data: Path | None = None) -> CalibrationSource:
+    return CalibrationSource(predictor.recipe, predictor.model_classes, predictor.read, data=data)
+
+
 def test_calibration_draws_256_training_images_always_the_same(classifier: Path) -> None:
     predictor = Predictor.load(classifier, device="cpu")
-    first, second = (calibration_batches(predictor, None, None, None) for _ in range(2))
+    first, second = (calibration_source(predictor).batches() for _ in range(2))
     assert [batch.shape for batch in first] == [(16, 8, 8, 1)] * 16
     assert all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
-    assert {len(batch) for batch in calibration_batches(predictor, None, None, 5)} == {5}
+    assert {len(batch) for batch in calibration_source(predictor).batches(5)} == {5}
 
 
 def test_int8_of_a_model_without_training_data_asks_for_calibration_images(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="needs training images to calibrate") as caught:
-        calibration_batches(Predictor.load(classifier, device="cpu"), None, tmp_path / "missing", None)
+        calibration_source(Predictor.load(classifier, device="cpu"), tmp_path / "missing").batches()
     assert "--calibration DIR" in getattr(caught.value, "then", "")
 
 
