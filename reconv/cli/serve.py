@@ -58,7 +58,7 @@ def limit_options(command: CommandFunction) -> CommandFunction:
     type=click.IntRange(1, 1024),
     default=1,
     show_default=True,
-    help="Processes that answer on the port, each with its own copy of the models; limits are those of each.",
+    help="Server processes on the port, each with its own copy of the models; limits are those of each.",
 )
 @click.option("--follow", is_flag=True, help="Take over each new checkpoint of the runs, without a dropped request.")
 @limit_options
@@ -93,6 +93,7 @@ def serve(
     trust_code: bool,
     backend: BackendName,
     precision: Precision,
+    calibration: str | None,
     decoder: DecoderName,
 ) -> None:
     """Serve the predictions of models over HTTP, and a page to try them at /.
@@ -130,6 +131,7 @@ def serve(
             "recipe": recipe,
             "backend": backend,
             "precision": precision,
+            "calibration": calibration,
             "decoder": decoder,
         },
     )

@@ -231,7 +231,7 @@ async def _respond(endpoint: Endpoint, path: str, request: Request, serving: Ser
         access.check(request, path)
         return await endpoint(request)
     except ClientDisconnect:
-        return Response(status_code=499)  # it is counted, and nobody gets it
+        return Response(status_code=499)  # it is counted; the client has gone
     except ApiError as error:
         if error.status in (413, 408, 429, 503):
             serving.metrics.rejected.labels(error.code).inc()

@@ -7,17 +7,19 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import uvicorn
 
 from reconv.device.base import device_kind
-from reconv.errors import ResourceError
+from reconv.errors import ExitCode, ResourceError
 from reconv.machine import Machine, usable_cores
 from reconv.serve.access import LOOPBACK, SECURITY_HEADERS, Access
 from reconv.serve.app import build_app
@@ -30,6 +32,7 @@ from reconv.serve.serving import Serving
 from reconv.serve.shared_listener import ConnectionCounts, SharedListener
 
 BACKLOG = 2048  # connections that wait to be accepted
+_STOP_LOADING_S = 1.0
 LogFunction = Callable[[str], None]
 
 
@@ -103,19 +106,24 @@ class HttpServer:
             signal.signal(number, lambda number, frame: self.stop())
         self._loader.start()
         self._uvicorn.run(sockets=[self._listener])
-        self._loader.stop()
+        self._loader.stop(_STOP_LOADING_S)
         self._serving.readers.close()
         if self._loader.error is not None:
             raise self._loader.error
         if self._is_broken:
             raise ResourceError("a device failed several times in a row", then="look for its errors in the log above")
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a thread still loads a model; after `run`, only `end_process` ends it."""
+        return self._loader.is_running
+
     def stop(self) -> None:
         """Finish what has begun, then end `run`; from any thread."""
         self._uvicorn.stop()
 
     def stop_if_broken(self) -> None:
-        """Stop if a device is lost, so that whoever watches this process starts another one."""
+        """Stop if a device is lost, so that a supervisor starts another process."""
         if not self._serving.is_healthy and not self._is_broken:
             self._is_broken = True
             self.stop()
@@ -125,16 +133,25 @@ class HttpServer:
         self._serving.sample_metrics()
 
 
+def end_process(code: ExitCode) -> NoReturn:
+    """End this process now: a thread that is still in torch, loading a model, would abort an orderly end."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def network_threads(devices: Sequence[str], num_processes: int, cores: int) -> int | None:
-    """The threads of torch in one of several processes; None: torch's own choice.
+    """The threads of a network in one of several processes; None: torch's own choice.
 
     On a GPU torch has next to nothing to do on the CPU, and its threads would take the cores from those that decode.
+    Several networks on the CPU share its cores (`--device cpu,cpu`).
     """
     if "OMP_NUM_THREADS" in os.environ:
         return None
     if any(device_kind(device) == "cuda" for device in devices):
         return 1
-    return cores if num_processes > 1 else None
+    return max(1, cores // len(devices)) if num_processes > 1 or len(devices) > 1 else None
 
 
 class _DrainingServer(uvicorn.Server):

@@ -49,7 +49,7 @@ class BodyReader:
     buffered: int = field(default=0, init=False)  # bytes of all bodies in memory
 
     async def read(self, request: Request) -> bytearray:
-        """The body of a request; whoever gets it calls `release` with its length."""
+        """The body of a request; the caller calls `release` with its length."""
         limit = self.limits.max_body_bytes
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:

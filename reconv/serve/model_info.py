@@ -9,7 +9,8 @@ from typing import Any
 
 from reconv.api import Predictor
 from reconv.data.transforms.host_transforms import resized_shorter_side
-from reconv.logging.events import EvalFinished, read_event_file
+from reconv.logging.event_log import read_event_file
+from reconv.logging.events import EvalFinished
 from reconv.recipe.adapt import CHANGED
 from reconv.recipe.data_fields import PreprocessConfig
 

@@ -73,14 +73,22 @@ class ModelLoader:
         """Wait until the models are loaded, cannot be, or have no checkpoint yet."""
         self._is_tried.wait()
 
-    def stop(self) -> None:
-        """Load nothing more; what is being loaded is not waited for."""
+    def stop(self, timeout_s: float) -> None:
+        """Load nothing more, and wait for what is being loaded, but not for long."""
         self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         followed = {model.name: _Followed() for model in self._models}
         try:
             for model in self._models:
+                if self._stop.is_set():
+                    return
                 self._load_first(model, followed[model.name])
         except BaseException as error:  # of any kind: the process ends with it
             self.error = error

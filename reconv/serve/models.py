@@ -80,7 +80,7 @@ class LoadedModel:
             self.batcher.close(timeout_s=0)
 
     def retire(self) -> None:
-        """Let those who use this checkpoint finish, and nobody else begin."""
+        """Let requests that use this checkpoint finish, and no other begin."""
         with self._lock:
             self._is_retired = True
             is_last = self._users == 0

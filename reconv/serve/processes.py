@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -28,7 +27,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from reconv.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
 from reconv.io.stop_signals import signal_name
 from reconv.io.temporary_folder import temporary_folder
-from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings, Shared
+from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings, Shared, end_process
 from reconv.serve.shared_listener import ConnectionCounts
 
 MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it was ready
@@ -244,10 +243,7 @@ def _run_child(
     except BaseException:  # of any kind: the parent starts another process
         traceback.print_exc()
         code = ExitCode.UNEXPECTED
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)  # a thread that is still in torch, loading a model, would abort an orderly end
+    end_process(code)
 
 
 def _serve(server: HttpServer, channel: _Channel) -> ExitCode:

@@ -36,7 +36,7 @@ class ReaderPool:
         def run() -> None:
             try:
                 result = function(*args)
-            except BaseException as error:  # of any kind: whoever waits gets it
+            except BaseException as error:  # of any kind: raised where the future is awaited
                 call_in_loop(loop, _set, future, None, error)
             else:
                 call_in_loop(loop, _set, future, result, None)
@@ -63,7 +63,7 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., None],
 
 
 def _set(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():  # whoever waited has gone
+    if future.done():  # the request was canceled
         return
     if error is None:
         future.set_result(result)

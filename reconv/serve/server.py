@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from reconv.errors import ResourceError
+from reconv.errors import ExitCode, ResourceError
 from reconv.serve.access import read_tokens
-from reconv.serve.http_server import BACKLOG, HttpServer, LogFunction, ServeSettings
+from reconv.serve.http_server import BACKLOG, HttpServer, LogFunction, ServeSettings, end_process
 from reconv.serve.limits import Limits
 from reconv.serve.model_loader import LoadSettings
 from reconv.serve.models import BatchSettings, name_models
@@ -23,11 +23,15 @@ def serve(settings: ServeSettings, log: LogFunction) -> None:
     log(f"listening on http://{_url_host(settings.host)}:{listener.getsockname()[1]}")
     if not tokens and not settings.is_local:
         log("warning: anyone who can reach this address can use the models; --token-file limits that")
+    server = None
     if settings.num_processes == 1:
-        HttpServer(settings, tokens, listener, log).run()
+        server = HttpServer(settings, tokens, listener, log)
+        server.run()
     else:
         serve_in_processes(settings, tokens, listener, log)
     log("stopped")
+    if server is not None and server.is_loading:
+        end_process(ExitCode.OK)
 
 
 def _url_host(host: str) -> str:

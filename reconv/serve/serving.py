@@ -173,7 +173,7 @@ class _RequestWork:
             self.done.set_exception(error)
 
     def _read(self, number: int, index: int) -> None:
-        """Read an image; whoever reads the last one of a part queues it."""
+        """Read an image; the thread that reads the last one of a part queues it."""
         try:
             if not self._is_cancelled:
                 image = self._images[index]

@@ -1,4 +1,4 @@
-"""The commands of docs/serve.md work as they stand."""
+"""The commands of docs/how-to/serve.md work as they stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "serve.md"
 COMMANDS = [
     line
     for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,41 @@ from reconv.serve.server import open_port
 def test_sigterm_finishes_what_has_begun_and_exits_with_zero(
     classifier: Path, tmp_path: Path, images: list[bytes]
 ) -> None:
-    with ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "5") as server:
+    with (
+        ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "10") as server,
+        socket.create_connection((server.host, server.port)) as begun,
+        socket.create_connection((server.host, server.port)) as endless,
+        closing(server.connect()) as idle,
+    ):
         head = (
             f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(images[0])}"
         )
-        begun, endless = (socket.create_connection((server.host, server.port)) for _ in range(2))
         for connection in (begun, endless):
             connection.sendall(head.encode() + b"\r\n\r\n" + images[0][:100])
-        idle = server.connect()
         assert ask(idle, "GET", "/v2/health/ready").status == 200  # the server has seen what was sent before
         server.terminate()
         while _can_connect(server):
-            pass
+            time.sleep(0.02)
         begun.sendall(images[0][100:])
         received = _receive(begun)
         assert received.startswith(b"HTTP/1.1 200 ") and b'"predictions"' in received
         assert server.wait() == 0  # although the other request never ends
         assert server.log.endswith("stopped\n")
-        for opened in (begun, endless, idle):
-            opened.close()
+
+
+def test_sigterm_while_models_are_loaded_exits_with_zero(classifier: Path, tmp_path: Path) -> None:
+    runs = [f"model{number}={classifier}" for number in range(16)]
+    with ServerProcess(tmp_path / "log.txt", *runs, wait_until_ready=False) as server:
+        server.wait_for_log("ready: model0")
+        server.terminate()
+        assert server.wait() == 0
+        assert "ready: model15" not in server.log and server.log.endswith("stopped\n")
 
 
 def _can_connect(server: ServerProcess) -> bool:
     try:
         socket.create_connection((server.host, server.port)).close()
-    except ConnectionRefusedError:
+    except ConnectionError:  # refused, or reset while the port is being closed
         return False
     return True
 

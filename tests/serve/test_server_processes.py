@@ -165,5 +165,6 @@ def test_threads_of_torch_are_shared_among_processes(monkeypatch: pytest.MonkeyP
     assert network_threads(["cuda:0", "cuda:1"], 1, 16) == 1
     assert network_threads(["cpu"], 4, 3) == 3
     assert network_threads(["cpu"], 1, 16) is None  # all of them
+    assert network_threads(["cpu", "cpu"], 1, 16) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert network_threads(["cuda"], 4, 4) is None  # what the user wants
