@@ -278,7 +278,7 @@ EXPORT int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2
 }
 
 /* Version of the functions below and of the pixels they make. */
-EXPORT int reconv_jpeg_version(void) { return 3; }
+EXPORT int reconv_jpeg_version(void) { return 5; }
 
 /* Whether vector instructions are used where they are allowed. */
 EXPORT int reconv_jpeg_has_avx2(void) { return is_avx2_here(); }

@@ -175,4 +175,35 @@ int reconv_jpeg_crop(
     const uint8_t *data, size_t size, double left, double top, double right, double bottom, int is_cut, uint8_t *out,
     int height, int width, int is_interleaved, int is_antialiased, int filter, int may_use_avx2);
 
+/* task.c */
+
+typedef struct jpeg_job {
+    const uint8_t *const *files;
+    const int64_t *lengths;
+    int num_files;
+    const double *boxes;
+    int is_cut;
+    uint8_t *out;
+    int size, is_antialiased, filter;
+    uint8_t *is_done;
+    /* pool.c */
+    int next, num_left; /* the next file to crop, and how many are not cropped yet */
+    struct jpeg_job *later;
+} jpeg_job;
+
+void jpeg_crop_file(jpeg_job *job, int file);
+
+/* boxes.c */
+
+typedef struct {
+    double min_scale, max_scale; /* of the area */
+    double min_ratio, max_ratio; /* width / height */
+    int num_attempts, falls_back_to_whole;
+} jpeg_crop_rule;
+
+/* pool.c */
+
+/* Crops the files of a job in up to `wanted_threads` threads, in this one where that is 1; returns when all are done. */
+void jpeg_run_job(jpeg_job *job, int wanted_threads);
+
 #endif

@@ -50,16 +50,21 @@ EXPORT void reconv_jpeg_sizes(
     }
 }
 
+void jpeg_crop_file(jpeg_job *job, int file) {
+    const double *box = job->boxes + 4 * file;
+    uint8_t *row = job->out + 3 * (size_t)job->size * (size_t)job->size * (size_t)file;
+    job->is_done[file] = reconv_jpeg_crop(
+                             job->files[file], (size_t)job->lengths[file], box[0], box[1], box[2], box[3], job->is_cut,
+                             row, job->size, job->size, 0, job->is_antialiased, job->filter, 1) == JPEG_DONE;
+}
+
 /* A crop of each file, into planes of `size` x `size` that follow each other in `out`; `boxes` holds left, top, right and
  * bottom of each, `is_done` is set for those that were filled. A file with an empty box is skipped. */
 EXPORT void reconv_jpeg_crops(
     const uint8_t *const *files, const int64_t *lengths, int num_files, const double *boxes, int is_cut, uint8_t *out,
-    int size, int is_antialiased, int filter, uint8_t *is_done) {
-    for (int i = 0; i < num_files; i++) {
-        const double *box = boxes + 4 * i;
-        uint8_t *row = out + 3 * (size_t)size * (size_t)size * (size_t)i;
-        is_done[i] = reconv_jpeg_crop(
-                         files[i], (size_t)lengths[i], box[0], box[1], box[2], box[3], is_cut, row, size, size, 0,
-                         is_antialiased, filter, 1) == JPEG_DONE;
-    }
+    int size, int is_antialiased, int filter, uint8_t *is_done, int num_threads) {
+    jpeg_job job = {
+        files, lengths, num_files, boxes, is_cut, out, size, is_antialiased, filter, is_done, 0, 0, NULL,
+    };
+    jpeg_run_job(&job, num_threads);
 }

@@ -19,7 +19,7 @@ int reconv_jpeg_read(
     const char *const *paths, int num_files, uint8_t *buffer, int64_t capacity, int64_t *ends, int32_t *sizes);
 void reconv_jpeg_crops(
     const uint8_t *const *files, const int64_t *lengths, int num_files, const double *boxes, int is_cut, uint8_t *out,
-    int size, int is_antialiased, int filter, uint8_t *is_done);
+    int size, int is_antialiased, int filter, uint8_t *is_done, int num_threads);
 
 enum { NUM_CHOICES = 8 };
 
@@ -43,7 +43,7 @@ static void run_task(const uint8_t *data, size_t size, const double box[4], int 
     if (reconv_jpeg_read(paths, 3, buffer, (int64_t)(2 * size), ends, sizes) != 2) abort(); /* the third has no room */
     const uint8_t *files[2] = {buffer, buffer + ends[0]};
     const int64_t lengths[2] = {ends[0], ends[1] - ends[0]};
-    reconv_jpeg_crops(files, lengths, 2, boxes, 1, out, side, flags & 4, (flags & 8) != 0, is_done);
+    reconv_jpeg_crops(files, lengths, 2, boxes, 1, out, side, flags & 4, (flags & 8) != 0, is_done, 1 + (flags & 1));
     int is_made = reconv_jpeg_crop(
                       data, size, box[0], box[1], box[2], box[3], 1, alone, side, side, 0, flags & 4, (flags & 8) != 0,
                       1) == 0;

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from reconv.data.storage.remote_tree import is_remote
 from reconv.errors import DataError
 from reconv.io import read_limits
 
@@ -74,7 +76,7 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     if len(names) > read_limits.CLASSES:
         problem = f"there are {len(names):,} classes, more than {read_limits.CLASSES:,}"
     if problem is not None:
-        then = "correct the labels or the names; docs/data.md lists the limits"
+        then = "correct the labels or the names; docs/how-to/data.md lists the limits"
         raise DataError("these classes are not supported", where=where, why=problem, then=then)
 
 
@@ -124,17 +126,38 @@ def class_counts(dataset: Dataset) -> tuple[int, ...]:
 SampleFiles = tuple[Sequence[bytes], npt.NDArray[Any]]  # path and class index, or multi-hot row, of each sample
 
 
-class FileBacked(ABC):
+ByteRange = tuple[str, int, int | None]  # path, start and length; None: to the end of the file
+
+
+class RangeBacked(ABC):
+    """A dataset that knows where its samples lie, so that they can be fetched before they are read."""
+
+    @abstractmethod
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        """The bytes of each sample; none if they are not in files."""
+
+
+class FileBacked(RangeBacked):
     """A dataset whose samples may be whole files, so that the compiled decoder can read many of them in one call."""
 
     @abstractmethod
     def files(self, indices: I64) -> SampleFiles | None:
         """Paths and classes of the samples; None if the samples are not files of their own."""
 
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        found = self.files(indices)
+        return [] if found is None else [(os.fsdecode(path), 0, None) for path in found[0]]
+
 
 def sample_files(dataset: Dataset, indices: I64) -> SampleFiles | None:
-    """Paths and classes of the samples; None if the dataset has no such files."""
-    return dataset.files(indices) if isinstance(dataset, FileBacked) else None
+    """Paths and classes of the samples; None if the dataset has no such files, or they are in an object store."""
+    found = dataset.files(indices) if isinstance(dataset, FileBacked) else None
+    return None if found is None or (len(found[0]) and is_remote(found[0][0])) else found
+
+
+def sample_ranges(dataset: Dataset, indices: I64) -> list[ByteRange]:
+    """Where the bytes of the samples are; empty if the dataset does not know."""
+    return dataset.ranges(indices) if isinstance(dataset, RangeBacked) else []
 
 
 class Subset(FileBacked):
@@ -160,6 +183,9 @@ class Subset(FileBacked):
 
     def files(self, indices: I64) -> SampleFiles | None:
         return sample_files(self._dataset, self._indices[indices])
+
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        return sample_ranges(self._dataset, self._indices[indices])
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}/{len(self._indices)}"
@@ -188,6 +214,9 @@ class WithBackground(FileBacked):
     def files(self, indices: I64) -> SampleFiles | None:
         found = sample_files(self._dataset, indices)
         return None if found is None else (found[0], found[1] + 1)
+
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        return sample_ranges(self._dataset, indices)
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}+1"
@@ -220,6 +249,9 @@ class Relabeled(FileBacked):
     def files(self, indices: I64) -> SampleFiles | None:
         found = sample_files(self._dataset, indices)
         return None if found is None else (found[0], self._relabel(found[1]))
+
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        return sample_ranges(self._dataset, indices)
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}/{'-'.join(map(str, self._numbers))}"

@@ -12,8 +12,10 @@ import numpy as np
 
 from reconv.data.dataset import I64, Dataset, all_targets
 from reconv.errors import DataError
-from reconv.random import key, permutation
+from reconv.random import key, permutation, uniforms
 from reconv.recipe.schema import Recipe
+
+SHUFFLE_RUN = 256  # consecutive samples that `data.shuffle_window` keeps close together: several MB of images
 
 
 class Sampler:
@@ -24,7 +26,15 @@ class Sampler:
     first copies of all images come first, then the second ones, so that the copies of an image lie far apart.
     """
 
-    def __init__(self, num_samples: int, global_batch: int, drop_last: bool, seed: int, repeats: int = 1) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        global_batch: int,
+        drop_last: bool,
+        seed: int,
+        repeats: int = 1,
+        shuffle_window: int | None = None,
+    ) -> None:
         if num_samples < 1 or (drop_last and num_samples < global_batch):
             raise DataError(
                 f"{num_samples} training samples do not fill a batch of {global_batch}",
@@ -36,7 +46,13 @@ class Sampler:
         self._epoch_samples = num_samples // global_batch * global_batch if drop_last else num_samples
         self._repeats = repeats
         # A step that wraps around touches two epochs; the third entry serves a second loader at another step.
-        self._shuffle = lru_cache(maxsize=3)(lambda epoch: permutation(key(seed, "order", epoch), num_samples))
+        self._shuffle = lru_cache(maxsize=3)(
+            lambda epoch: (
+                permutation(key(seed, "order", epoch), num_samples)
+                if shuffle_window is None
+                else windowed_permutation(seed, epoch, num_samples, shuffle_window)
+            )
+        )
 
     def positions(self, step: int) -> I64:
         """The positions of a step's global batch."""
@@ -78,6 +94,20 @@ class Sampler:
         return indices
 
 
+def windowed_permutation(seed: int, epoch: int, num_samples: int, window: int) -> I64:
+    """An order of all samples in which the samples of a run of `SHUFFLE_RUN` neighbors come within `window` positions.
+
+    The runs are shuffled, and each sample moves back by up to `window` positions from the start of its run. So only
+    window / SHUFFLE_RUN runs are in use at a time, and an epoch reads each part of a file once.
+    """
+    num_runs = -(-num_samples // SHUFFLE_RUN)
+    place_of_run = np.empty(num_runs, np.float64)
+    place_of_run[permutation(key(seed, "order.runs", epoch), num_runs)] = np.arange(num_runs) * float(SHUFFLE_RUN)
+    samples = np.arange(num_samples, dtype=np.int64)
+    moved = uniforms(key(seed, "order.window", epoch), samples, 1)[:, 0] * window
+    return np.argsort(place_of_run[samples // SHUFFLE_RUN] + moved, kind="stable")
+
+
 class BalancedSampler(Sampler):
     """Every class equally often: k consecutive positions have one sample of each of the k classes, in random order.
 
@@ -116,4 +146,4 @@ def make_sampler(dataset: Dataset, recipe: Recipe, global_batch: int) -> Sampler
     data, repeats = recipe.data, recipe.augment.repeats
     if data.sampler == "balanced":
         return BalancedSampler(all_targets(dataset), global_batch, data.drop_last, recipe.seed, repeats)
-    return Sampler(len(dataset), global_batch, data.drop_last, recipe.seed, repeats)
+    return Sampler(len(dataset), global_batch, data.drop_last, recipe.seed, repeats, data.shuffle_window)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconv.data.sampler import BalancedSampler, Sampler
+from reconv.data.sampler import SHUFFLE_RUN, BalancedSampler, Sampler, windowed_permutation
 from reconv.errors import DataError
 
 
@@ -126,3 +126,19 @@ def test_copies_of_an_image_lie_far_apart_in_a_batch() -> None:
     step = Sampler(1000, 48, True, 0, repeats=3).indices(2)
     assert np.array_equal(step[:16], step[16:32]) and np.array_equal(step[:16], step[32:])
     assert len(np.unique(step)) == 16
+
+
+@given(num_samples=st.integers(1, 3000), window=st.integers(1, 4000), seed=st.integers(0, 2**31))
+def test_a_windowed_shuffle_has_each_sample_once(num_samples: int, window: int, seed: int) -> None:
+    assert sorted(windowed_permutation(seed, 0, num_samples, window)) == list(range(num_samples))
+
+
+def test_a_windowed_shuffle_uses_few_runs_at_a_time_and_mixes_them() -> None:
+    num_runs, window = 100, 20 * SHUFFLE_RUN
+    order = windowed_permutation(0, 0, num_runs * SHUFFLE_RUN, window) // SHUFFLE_RUN
+    for run in range(num_runs):
+        positions = np.flatnonzero(order == run)
+        assert positions[-1] - positions[0] <= window + SHUFFLE_RUN
+    middle = order[len(order) // 2 : len(order) // 2 + 256]
+    assert len(np.unique(middle)) > 15
+    assert not np.array_equal(order, windowed_permutation(0, 1, num_runs * SHUFFLE_RUN, window) // SHUFFLE_RUN)

@@ -20,9 +20,10 @@ from reconv.errors import RecipeError
 from reconv.recipe.data_fields import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
-VERSION = 3  # of the functions and of the pixels they give
+VERSION = 5  # of the functions and of the pixels they give
 
 F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
 
 FILTERS = {"bilinear": 0, "bicubic": 1}
 
@@ -93,7 +94,10 @@ def load(path: Path) -> ctypes.CDLL:
     library.reconv_jpeg_read.argtypes = (pointer, number, pointer, ctypes.c_int64, pointer, pointer)
     library.reconv_jpeg_sizes.argtypes = (*(pointer,) * 2, number, pointer)
     library.reconv_jpeg_sizes.restype = None
-    library.reconv_jpeg_crops.argtypes = (*(pointer,) * 2, number, pointer, number, pointer, *(number,) * 3, pointer)
+    library.reconv_jpeg_crops.argtypes = (
+        *(*(pointer,) * 2, number, pointer, number, pointer),
+        *(*(number,) * 3, pointer, number),
+    )
     library.reconv_jpeg_crops.restype = None
     return library
 
@@ -102,7 +106,11 @@ def load(path: Path) -> ctypes.CDLL:
 def _load_keeping_gil(path: Path) -> ctypes.PyDLL:
     """The same for a call too short to release the GIL: taking it back may cost a sleep."""
     library = ctypes.PyDLL(str(path))
-    library.reconv_jpeg_size.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    pointer, stride = ctypes.c_void_p, ctypes.c_int64
+    library.reconv_jpeg_size.argtypes = (pointer, ctypes.c_size_t, pointer)
+    rows = (pointer, stride)
+    library.reconv_crop_boxes.argtypes = (pointer, ctypes.c_int, stride, *rows, *rows, *rows, pointer, pointer)
+    library.reconv_crop_boxes.restype = None
     return library
 
 
@@ -143,17 +151,53 @@ def crop_resize(
     return not is_unsupported
 
 
-def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, list[tuple[int, int]]]:
-    """Read as many files as fit into `buffer`: the offset where each ends, and its width and height.
+def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, I32]:
+    """Read as many files as fit into `buffer`: the offset where each ends [n], and its width and height [n, 2].
 
-    Both are 0 for a file that cannot be read or is not supported.
+    The latter are 0 for a file that cannot be read or is not supported.
     """
     names = (ctypes.c_char_p * len(paths))(*paths)
     ends, sizes = np.empty(len(paths), np.int64), np.empty((len(paths), 2), np.int32)
     num_read = load(LIBRARY).reconv_jpeg_read(
         names, len(paths), buffer.ctypes.data, buffer.nbytes, ends.ctypes.data, sizes.ctypes.data
     )
-    return ends[:num_read], [(width, height) for width, height in sizes[:num_read].tolist()]
+    return ends[:num_read], sizes[:num_read]
+
+
+class CropRule(ctypes.Structure):
+    """How `random_resized_crop_box` maps uniforms to a box."""
+
+    _fields_ = (
+        ("min_scale", ctypes.c_double),
+        ("max_scale", ctypes.c_double),
+        ("min_ratio", ctypes.c_double),
+        ("max_ratio", ctypes.c_double),
+        ("num_attempts", ctypes.c_int),
+        ("falls_back_to_whole", ctypes.c_int),
+    )
+
+
+def crop_boxes(sizes: I32, max_pixels: int, areas: F64, ratios: F64, positions: F64, rule: CropRule) -> F64:
+    """The boxes [n, 4] of random resized crops of images [n, 2]; empty where an image has no or too many pixels.
+
+    `areas` and `ratios` [n, attempts] and `positions` [n, 2] are uniforms, as in `random_resized_crop_box`.
+    """
+    boxes = np.empty((len(sizes), 4))
+    _load_keeping_gil(LIBRARY).reconv_crop_boxes(
+        *(sizes.ctypes.data, len(sizes), max_pixels),
+        *_rows_of(areas, rule.num_attempts),
+        *_rows_of(ratios, rule.num_attempts),
+        *_rows_of(positions, 2),
+        *(ctypes.byref(rule), boxes.ctypes.data),
+    )
+    return boxes
+
+
+def _rows_of(array: F64, length: int) -> tuple[int, int]:
+    """The address of an array of rows of doubles, and their stride in numbers."""
+    if array.dtype != np.float64 or array.shape[1:] != (length,) or array.strides[1] != array.itemsize:
+        raise ValueError(f"expected rows of {length} float64, not {array.dtype} {array.shape}")
+    return array.ctypes.data, array.strides[0] // array.itemsize
 
 
 def crop_files(
@@ -183,15 +227,30 @@ class FilesInMemory:
         return sizes
 
     def crop_resize(
-        self, boxes: F64, out: U8, *, interpolation: str, antialias: bool = True, crop_first: bool = False
+        self,
+        boxes: F64,
+        out: U8,
+        *,
+        interpolation: str,
+        antialias: bool = True,
+        crop_first: bool = False,
+        num_threads: int = 1,
     ) -> npt.NDArray[np.bool_]:
-        """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled."""
+        """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled.
+
+        More than one thread: all calls share so many threads of the decoder's own.
+        """
         starts = np.frombuffer(bytes(self._pointers), np.uintp)
-        return _crop_each(starts, self._lengths, boxes, out, (crop_first, antialias, interpolation))
+        return _crop_each(starts, self._lengths, boxes, out, (crop_first, antialias, interpolation), num_threads)
 
 
 def _crop_each(
-    starts: npt.NDArray[np.integer[Any]], lengths: I64, boxes: F64, out: U8, options: tuple[bool, bool, str]
+    starts: npt.NDArray[np.integer[Any]],
+    lengths: I64,
+    boxes: F64,
+    out: U8,
+    options: tuple[bool, bool, str],
+    num_threads: int = 1,
 ) -> npt.NDArray[np.bool_]:
     """Crop files at addresses that the caller keeps alive; `options` are crop_first, antialias and interpolation."""
     num_files, size = len(starts), out.shape[-1]
@@ -205,7 +264,7 @@ def _crop_each(
     is_filled, boxes = np.zeros(num_files, np.bool_), np.ascontiguousarray(boxes, np.float64)
     load(LIBRARY).reconv_jpeg_crops(
         *(starts.ctypes.data, lengths.ctypes.data, num_files, boxes.ctypes.data, crop_first, out.ctypes.data),
-        *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
+        *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data, num_threads),
     )
     return is_filled
 

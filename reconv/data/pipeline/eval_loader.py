@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
 import torch
 
 from reconv.batch import Batch
-from reconv.data.dataset import Dataset
+from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
+from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.workers.thread_pool import open_workers
 from reconv.errors import DataError
@@ -34,14 +35,20 @@ class EvalLoader:
         world_size: int = 1,
         bad_samples: BadSamples | None = None,
         make_pipeline: MakeSamplePipeline = make_sample_pipeline,
+        finished: Collection[int] = (),
     ) -> None:
-        """`num_workers` threads are opened for each pass if the context has no workers."""
+        """`num_workers` threads are opened for each pass if the context has no workers.
+
+        The ranks share the batches whose numbers are not in `finished`.
+        """
+        self.whole_batch: int | None = None  # the number of the last batch; None: bad samples were left out of it
         self._dataset = dataset
         self._context = context
         self._bad_samples = bad_samples or BadSamples()
         self._batch_size = batch_size
         self._open_workers = partial(open_workers, "threads", num_workers)
-        self._batches = range(rank, -(-len(dataset) // batch_size), world_size)
+        left = [number for number in range(-(-len(dataset) // batch_size)) if number not in finished]
+        self._batches = left[rank::world_size]
         self._pipeline: SamplePipeline = (
             make_pipeline(dataset, preprocess, None)
             if context.gpu_decoder is None
@@ -57,9 +64,13 @@ class EvalLoader:
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches, evaluated after `steps_done` training steps; tolerated bad samples are left out."""
         gpu_decoder = self._context.gpu_decoder
-        with Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher:
+        with (
+            read_ahead(self._dataset, self._batches, self._indices, in_order=True) as reached,
+            Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher,
+        ):
             for pending in prefetcher.stream(self._batches, partial(self._start, prefetcher)):
                 self._wait(pending, steps_done)
+                reached(pending.step)
                 if len(pending.positions):
                     positions = torch.from_numpy(pending.positions)
                     filled = Batch(pending.tensors(), positions, (len(positions),))
@@ -67,6 +78,8 @@ class EvalLoader:
                     prefetcher.buffers.hold_until_copied(pending.rows, copy)
                     if gpu_decoder is not None:
                         gpu_decoder.place(pending, batch["images"], 0)
+                    is_whole = len(positions) == len(self._indices(pending.step))
+                    self.whole_batch = pending.step if is_whole else None
                     yield batch
         if len(self._bad_samples.known("val")) == len(self._dataset):
             raise DataError(
@@ -76,9 +89,12 @@ class EvalLoader:
                 then="reconv data check PATH says what is wrong with each",
             )
 
-    def _start(self, prefetcher: Prefetcher, number: int) -> PendingBatch:
+    def _indices(self, number: int) -> I64:
         stop = min((number + 1) * self._batch_size, len(self._dataset))
-        positions = np.arange(number * self._batch_size, stop, dtype=np.int64)
+        return np.arange(number * self._batch_size, stop, dtype=np.int64)
+
+    def _start(self, prefetcher: Prefetcher, number: int) -> PendingBatch:
+        positions = self._indices(number)
         params = self._pipeline.params(0, positions)
         pending = prefetcher.start(self._pipeline, number, positions, positions, params, self._batch_size)
         if self._context.gpu_decoder is not None and isinstance(self._pipeline, GpuDecodePipeline):

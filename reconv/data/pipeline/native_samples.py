@@ -1,4 +1,4 @@
-"""Rows of a task filled by the compiled decoder straight from image files, in two calls for all of them.
+"""Rows of a task filled by the compiled decoder straight from image files, in a few calls for all of them.
 
 A row that is not filled here goes through the row-by-row path, which reads the file again and reports what is wrong
 with it. Row by row a worker releases the GIL five times per image, and sleeps when another thread has it; of two
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import U8, NamedArrays, select_rows
+from reconv.data.dataset import U8, NamedArrays
 from reconv.data.decode import native
 from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.data.stage_timing import record_stage
-from reconv.data.transforms.geometry import random_resized_crop_box
+from reconv.data.transforms.geometry import CROP_AREA, CROP_POSITION, CROP_RATIO
 from reconv.data.transforms.params import changes_images_on_host
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -51,16 +51,15 @@ def fill_from_files(
 ) -> npt.NDArray[np.bool_]:
     """Fill images [n, 3, size, size] from files; which rows were filled."""
     is_filled = np.zeros(len(paths), np.bool_)
+    rule = native.CropRule(*augment.scale, *augment.ratio, augment.attempts, augment.fallback == "whole")
     first = 0
     while first < len(paths):
         began_s = time.perf_counter()
         ends, sizes = native.read_files(paths[first:], _file_buffer.memory)
         began_s = record_stage("disk", began_s)
         rows = slice(first, first + len(ends))
-        boxes = np.zeros((len(ends), 4))
-        for number, (width, height) in enumerate(sizes):
-            if 0 < width * height <= MAX_PIXELS:
-                boxes[number] = random_resized_crop_box(width, height, select_rows(params, first + number), augment)
+        areas, ratios, positions = (params[name][rows] for name in (CROP_AREA, CROP_RATIO, CROP_POSITION))
+        boxes = native.crop_boxes(sizes, MAX_PIXELS, areas, ratios, positions, rule)
         is_filled[rows] = native.crop_files(
             *(_file_buffer.memory, ends, boxes, images[rows]),
             interpolation=preprocess.interpolation,

@@ -9,7 +9,17 @@ from functools import cached_property
 import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, all_targets, evenly_spaced, is_multilabel
+from reconv.data.dataset import (
+    I64,
+    ByteRange,
+    Dataset,
+    RangeBacked,
+    Sample,
+    all_targets,
+    evenly_spaced,
+    is_multilabel,
+    sample_ranges,
+)
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a cached sample beside its data: objects, name, entry in the dict; measured 340
@@ -37,7 +47,7 @@ class CacheBudget:
             return True
 
 
-class CachedDataset:
+class CachedDataset(RangeBacked):
     """Reads each sample of a dataset once, as far as the budget goes; the others are read every time."""
 
     def __init__(self, dataset: Dataset, budget: CacheBudget) -> None:
@@ -66,6 +76,11 @@ class CachedDataset:
     @property
     def targets(self) -> I64:
         return all_targets(self._dataset)
+
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        """Where the samples are that are not cached yet."""
+        missing = [index for index in indices.tolist() if index not in self._cache]
+        return sample_ranges(self._dataset, np.array(missing, np.int64))
 
     def fingerprint(self) -> str:
         return self._dataset.fingerprint()

@@ -152,10 +152,9 @@ class DecodePipeline:
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         is_filled = self._fill_from_files(indices, params, rows)
-        for row, index in enumerate(indices.tolist()):
-            if is_filled is not None and is_filled[row]:
-                continue
-            sample = read_sample(self._dataset, index)
+        left = range(len(indices)) if is_filled is None else np.flatnonzero(~is_filled).tolist()
+        for row in left:
+            sample = read_sample(self._dataset, int(indices[row]))
             sample.fill_target(rows["targets"][row, ...])
             self.transform(sample, select_rows(params, row), rows["images"][row])
 

@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 
 from reconv.batch import Batch
-from reconv.data.dataset import Dataset
+from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples, replacements
 from reconv.data.pipeline.batch_assembler import BatchAssembler
 from reconv.data.pipeline.gpu_decode import GpuDecodePipeline, decode_on_host
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.preloaded import PreloadedLoader
+from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, open_workers
 from reconv.data.readers.synthetic import SyntheticDeviceDataset
@@ -78,6 +79,7 @@ class StreamedLoader:
         self._context = context
         self._bad_samples = bad_samples or BadSamples()
         self._prefetch = recipe.data.prefetch
+        self._in_order = recipe.data.shuffle_window is not None
         self._gpu_decode_fraction = plan.gpu_decode_fraction
         self._open_workers = partial(open_workers, plan.backend, plan.workers)
         self._make_pipeline = make_pipeline
@@ -90,7 +92,14 @@ class StreamedLoader:
         return self._make_pipeline(self._dataset, preprocess, augment)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
-        return self.load((step, self._assembler.size_at(step)) for step in range(start, stop))
+        with read_ahead(self._dataset, range(start, stop), self._indices, self._in_order) as reached:
+            batches = self.load((step, self._assembler.size_at(step)) for step in range(start, stop))
+            for step, micro_batches in enumerate(batches, start):
+                reached(step)
+                yield micro_batches
+
+    def _indices(self, step: int) -> I64:
+        return self._assembler.sampler.indices_of(self._assembler.positions(step))
 
     def load(self, steps: Iterable[tuple[int, int]]) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of each (step, image size)."""

@@ -50,9 +50,7 @@ from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.errors import DataError
 from reconv.recipe.code_fields import names_code
-from reconv.recipe.data_fields import DataConfig
-
-NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")
+from reconv.recipe.data_fields import NEED_NO_PATH, DataConfig
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
     "packed": PackedDataset,

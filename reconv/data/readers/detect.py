@@ -22,7 +22,9 @@ from reconv.data.readers.packed import is_packed
 from reconv.data.readers.shards.shard_dataset import detect_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.storage.local import is_folder, listing, unreadable
+from reconv.data.storage.data_errors import unreadable
+from reconv.data.storage.local import is_folder, listing
+from reconv.data.storage.remote_tree import local_data_path
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -41,6 +43,7 @@ class DetectedDataset:
 
 def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
     """The data at `path` or up to two levels below it; `wanted` restricts the kind."""
+    path = local_data_path(path)
     _check_folder(path)
     candidates = [found for found in _candidates(path) if wanted in ("auto", found.kind)]
     if not candidates:
@@ -215,13 +218,13 @@ def _not_detected(path: Path, wanted: str) -> DataError:
     then = (
         f"reconv data get {wanted} {path}"
         if wanted.startswith("cifar")
-        else "--data DIR with train/ and val/ in it; docs/data.md lists all formats"
+        else "--data DIR with train/ and val/ in it; docs/how-to/data.md lists all formats"
     )
     if wanted in ("auto", "folder") and not others and (image := _find_image(path)) is not None:
         why = f"it has images ({image}), but neither folders for the classes nor a file with classes or boxes"
         then = (
             "sort them into a folder per class, or list them in a CSV file with the columns file and label; "
-            "docs/data.md lists all formats"
+            "docs/how-to/data.md lists all formats"
         )
     if has_imagenet_archives(path):
         why, then = (

@@ -20,8 +20,10 @@ from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.readers.imagenet.imagenet_classes import imagenet_names
 from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
+from reconv.data.storage.data_errors import unreadable
 from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import is_folder, is_regular_file, listing, read, unreadable
+from reconv.data.storage.local import is_folder, is_regular_file, listing, read
+from reconv.data.storage.remote_tree import shown_path
 from reconv.errors import DataError
 from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
@@ -36,7 +38,7 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
 SPLIT_TITLES: dict[Split, str] = {"train": "training", "val": "validation", "test": "testing"}
 
 _SUFFIXES = tuple(f".{extension}" for extension in EXTENSIONS)
-_SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
+SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
 
 
 def is_image_name(name: str) -> bool:
@@ -75,9 +77,9 @@ def has_class_folders(root: Path) -> bool:
     A folder called train that holds images and no folders is a class, if there are others.
     """
     _, folders = listing(root)
-    if any(_listing_or_none(root / name)[1] for name in folders if name in _SPLIT_NAMES):
+    if any(_listing_or_none(root / name)[1] for name in folders if name in SPLIT_NAMES):
         return False
-    return any(_holds_images(root / name) for name in folders if name not in _SPLIT_NAMES)
+    return any(_holds_images(root / name) for name in folders if name not in SPLIT_NAMES)
 
 
 def _holds_images(folder: Path) -> bool:
@@ -150,7 +152,9 @@ class FolderDataset(FileBacked):
         note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
         if num_outside := sum(map(is_image_name, listing(root)[0])) if place.folder == root else 0:
             note += f"; not used: {num_outside:,} image{'s' * (num_outside > 1)} beside the class folders"
-        self.origin = f"image folders at {root}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
+        self.origin = (
+            f"image folders at {shown_path(root)}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
+        )
 
     def _hold_out(self, split: Split, rule: ValidationSplit) -> str:
         """Keep the samples of one split of a folder that has both; returns a sentence about it."""
@@ -179,11 +183,21 @@ class FolderDataset(FileBacked):
     def __getitem__(self, index: int) -> Sample:
         """The encoded image and its class."""
         path = self.path(index)
-        return Sample(read(path), int(self.targets[index]), path)
+        return Sample(read(path), int(self.targets[index]), shown_path(path))
 
     def files(self, indices: I64) -> SampleFiles:
         """The paths as bytes, and the classes."""
-        return [os.fsencode(self.path(int(index))) for index in indices], self.targets[indices]
+        targets, names = self.targets[indices], self._names.encoded(indices)
+        if self._is_unsorted:
+            folder = os.fsencode(self._folder) + b"/"
+            return [folder + name for name in names], targets
+        folders = self._encoded_folders
+        return [folders[target] + name for target, name in zip(targets.tolist(), names, strict=True)], targets
+
+    @cached_property
+    def _encoded_folders(self) -> list[bytes]:
+        """The folder of each class, with a slash at the end."""
+        return [os.fsencode(os.path.join(self._folder, name, "")) for name in self.class_names]
 
     def fingerprint(self) -> str:
         """A digest of all names and targets, and of the sizes of up to 4096 files."""

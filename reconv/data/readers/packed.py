@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.dataset import I64, Sample, Split
+from reconv.data.dataset import I64, ByteRange, RangeBacked, Sample, Split
 from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.readers.shards.packed_format import EXTENSION, PackedShard
 from reconv.data.storage.local import listing
+from reconv.data.storage.remote_tree import is_remote, shown_path
 from reconv.errors import DataError
+
+_OPEN_THREADS = 16  # they wait for the store
 
 
 def shard_name(split: str, number: int, num_shards: int) -> str:
@@ -34,7 +37,7 @@ def _shard_files(root: Path, split: str) -> list[Path]:
     return [root / name for name in listing(root)[0] if fnmatchcase(name, f"{split}-*-of-*{EXTENSION}")]
 
 
-class PackedDataset:
+class PackedDataset(RangeBacked):
     """One split of a packed dataset."""
 
     kind = "packed"
@@ -46,7 +49,7 @@ class PackedDataset:
         self._per_shard = first.per_shard
         self.class_names = first.class_names
         form = f", {first.form}" if first.form else ""
-        self.origin = f"{len(self._shards)} packed shards at {root}{form}" + (f" ({why})" if why else "")
+        self.origin = f"{len(self._shards)} packed shards at {shown_path(root)}{form}" + (f" ({why})" if why else "")
 
     def __len__(self) -> int:
         return self._num_samples
@@ -71,6 +74,11 @@ class PackedDataset:
         shard, number = self._locate(index)
         return shard[number]
 
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        """Where the samples are."""
+        located = [self._locate(int(index)) for index in indices]
+        return [shard.byte_range(number) for shard, number in located]
+
     def fingerprint(self) -> str:
         """A digest of the class names and of the digests the shards carry."""
         digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
@@ -94,7 +102,7 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
             why=f"there is no file like {shard_name(split, 0, 1)}",
             then="give the folder written by `reconv data convert`: --data DIR",
         )
-    shards = map_shards(PackedShard, found)
+    shards = map_shards(PackedShard, found, _OPEN_THREADS if is_remote(str(root)) else 1)
     first = shards[0].info
     # Not more names than there can be files: the number of shards comes from a file.
     names = [shard_name(split, number, first.num_shards) for number in range(min(first.num_shards, len(found) + 1))]

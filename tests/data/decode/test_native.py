@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -160,6 +161,35 @@ def test_threads_do_not_interfere() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(again, range(400)))
+
+
+def _crop_group(files: list[bytes], num_threads: int) -> tuple[list[bool], U8]:
+    out = np.zeros((len(files), 3, 24, 24), np.uint8)
+    boxes = np.array([[0, 0, 40, 30]] * len(files), np.float64).reshape(-1, 4)
+    filled = native.FilesInMemory(files).crop_resize(boxes, out, interpolation="bilinear", num_threads=num_threads)
+    return filled.tolist(), out
+
+
+def test_the_threads_of_the_decoder_give_the_pixels_of_one() -> None:
+    files = [encoded(photograph(48, 40, seed)) for seed in range(20)]
+    files[7] = b"no image"
+    expected, pixels = _crop_group(files, 1)
+    assert expected == [number != 7 for number in range(20)]
+    pixels[7] = 0  # undefined
+    with ThreadPoolExecutor(6) as threads:
+        for filled, found in threads.map(lambda _: _crop_group(files, 3), range(12)):
+            found[7] = 0
+            assert filled == expected and (found == pixels).all()
+    assert _crop_group([], 3)[0] == []
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    files = [encoded(photograph(48, 40, seed)) for seed in range(4)]
+    _, pixels = _crop_group(files, 2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (_crop_group(files, 2)[1] == pixels).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def _turned(data: bytes, orientation: int) -> bytes:

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from data_examples import encode
+from hypothesis import given
+from hypothesis import strategies as st
 from jpeg_examples import encoded, photograph
 from PIL import Image
 
-from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files
+from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files, select_rows
 from reconv.data.decode import native
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset
@@ -21,6 +23,13 @@ from reconv.data.pipeline.sample_pipeline import DecodePipeline
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.geometry import (
+    CROP_AREA,
+    CROP_POSITION,
+    CROP_RATIO,
+    crop_params,
+    random_resized_crop_box,
+)
 from reconv.data.transforms.params import host_params
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
@@ -159,6 +168,42 @@ def test_of_two_bad_files_of_a_task_the_first_is_reported(mixed: FolderDataset, 
     assert "c.jpg" in str(caught.value.where)
 
 
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=20),
+    position=st.integers(0, 2**40),
+    scale=st.sampled_from([(0.08, 1.0), (1.0, 1.0), (0.9, 1.0)]),
+    ratio=st.sampled_from([(3 / 4, 4 / 3), (0.1, 1.0), (1.0, 1.0)]),
+    attempts=st.sampled_from([1, 10]),
+    fallback=st.sampled_from(["center", "whole"]),
+)
+def test_boxes_of_a_task_are_those_of_each_image(
+    sizes: list[tuple[int, int]],
+    position: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    attempts: int,
+    fallback: str,
+) -> None:
+    augment = AugmentConfig(scale=scale, ratio=ratio, attempts=attempts, fallback=fallback)
+    params = crop_params(augment, 0, position + np.arange(len(sizes), dtype=np.int64))
+    rule = native.CropRule(*scale, *ratio, attempts, fallback == "whole")
+    areas, ratios, positions = (params[name] for name in (CROP_AREA, CROP_RATIO, CROP_POSITION))
+    boxes = native.crop_boxes(np.array(sizes, np.int32), 2**20, areas, ratios, positions, rule)
+    expected = [
+        list(random_resized_crop_box(*size, select_rows(params, row), augment)) for row, size in enumerate(sizes)
+    ]
+    assert boxes.tolist() == expected
+
+
+def test_images_without_or_with_too_many_pixels_have_an_empty_box() -> None:
+    rows, two = np.full((3, 1), 0.5), np.full((3, 2), 0.5)
+    rule = native.CropRule(1.0, 1.0, 1.0, 1.0, 1, 0)
+    sizes = np.array([[0, 9], [4, 4], [5, 4]], np.int32)
+    assert native.crop_boxes(sizes, 16, rows, rows, two, rule).tolist() == [[0] * 4, [0, 0, 4, 4], [0] * 4]
+    with pytest.raises(ValueError, match="rows of 2 float64"):
+        native.crop_boxes(sizes, 16, rows, rows, np.full((3, 4), 0.5)[:, ::2], rule)
+
+
 def test_files_are_read_until_one_does_not_fit(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in (1, 3, 5)]
     sizes = [os.path.getsize(path) for path in paths]
@@ -167,14 +212,14 @@ def test_files_are_read_until_one_does_not_fit(mixed: FolderDataset, tmp_path: P
         buffer = np.full(capacity + 8, 7, np.uint8)
         ends, found = native.read_files(paths, buffer[:capacity])
         assert ends.tolist() == np.cumsum(sizes[:num_fitting]).tolist()
-        assert found == [(120, 90), (0, 0), (300, 200)][:num_fitting]
+        assert found.tolist() == [[120, 90], [0, 0], [300, 200]][:num_fitting]
         assert (buffer[sum(sizes[:num_fitting]) :] == 7).all()
 
 
 def test_an_unreadable_file_takes_no_space_in_the_buffer(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(1)), os.fsencode(tmp_path / "none"), os.fsencode(tmp_path)]
     ends, sizes = native.read_files(paths, np.empty(2**20, np.uint8))
-    assert sizes == [(120, 90), (0, 0), (0, 0)]
+    assert sizes.tolist() == [[120, 90], [0, 0], [0, 0]]
     assert len(set(ends.tolist())) == 1
 
 

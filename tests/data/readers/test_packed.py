@@ -14,7 +14,8 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShard, PackedShardInfo, write_shard
-from reconv.data.storage.local import MappedFile, UnmappedFile, is_local, open_ranges
+from reconv.data.storage.local import MappedFile, UnmappedFile, open_ranges
+from reconv.data.storage.mounts import is_local
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 

@@ -79,7 +79,9 @@ class ProcessPool:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for worker in self._workers:
-            worker.close()
+            worker.hang_up()
+        for worker in self._workers:
+            worker.wait()
         for shared in self._shared.values():
             shared.pickle.close()
         self._shared.clear()
@@ -147,10 +149,13 @@ class _WorkerProcess:
         seconds: Seconds = reply
         return seconds
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """Close the connection, which ends the process."""
         self._connection.close()
         self._mapped.clear()
+
+    def wait(self) -> None:
+        """Wait for the end of the process, and kill it if that takes too long."""
         try:
             self.process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:

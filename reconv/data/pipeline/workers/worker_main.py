@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -110,7 +111,6 @@ def main() -> None:
     ignore_stop_signals()
     connection: Connection = Connection(int(sys.argv[-1]))
     sys.path[:] = connection.recv()
-    try:
+    with suppress(BrokenPipeError):  # the parent ended while a reply was being sent
         WorkerLoop(connection).run()
-    except BrokenPipeError:  # the parent ended while a reply was being sent
-        return
+    os._exit(0)  # Python's own end takes most of a second once torch is imported, and the parent waits for it

@@ -25,6 +25,7 @@ class GroupedDataError(DataError):
         also = f"; {len(others):,} more: {named}" if others else ""
         super().__init__(first.what, where=first.where, why=first.why + also, then=first.then)
         self.errors = tuple(errors)
+        self.code = first.code
 
 
 def map_shards(function: Callable[[Path], T], paths: Sequence[Path], num_threads: int = 1) -> list[T]:

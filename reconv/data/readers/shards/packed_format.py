@@ -22,8 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from reconv.data.dataset import I64, U8, Sample
+from reconv.data.dataset import I64, U8, ByteRange, Sample
 from reconv.data.storage.local import ByteRanges, open_ranges
+from reconv.data.storage.remote_tree import shown_path
 from reconv.errors import DataError
 from reconv.io.bounded import parse_shallow_json
 
@@ -159,6 +160,7 @@ class PackedShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._shown = shown_path(path)
         self._file: ByteRanges = open_ranges(path)
         num_samples, position, *lengths, crc = self._header()
         tail = self._file.read(position, sum(lengths))
@@ -202,7 +204,7 @@ class PackedShard:
         self._file.check_not_truncated()
         entry = self._entry(number)
         payload = self._file.read(entry.start, entry.length)
-        where = f"{self.path}:{self._name(entry)}"
+        where = f"{self._shown}:{self._name(entry)}"
         if not self._checked[number]:
             if zlib.crc32(payload) != entry.crc:
                 raise self._damaged("the checksum of the sample is wrong", where)
@@ -215,6 +217,11 @@ class PackedShard:
         else:
             data = bytes(payload)
         return Sample(data, entry.target, where)
+
+    def byte_range(self, number: int) -> ByteRange:
+        """Where a sample is."""
+        entry = self._entry(number)
+        return str(self.path), entry.start, entry.length
 
     def _entry(self, number: int) -> _Entry:
         return _Entry(*self._index[number].item())
@@ -244,4 +251,4 @@ class PackedShard:
 
     def _damaged(self, why: str, where: str = "") -> DataError:
         then = "copy it again, or convert the data again"
-        return DataError("damaged packed shard", where=where or str(self.path), why=why, then=then)
+        return DataError("damaged packed shard", where=where or self._shown, why=why, then=then)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.dataset import I64, Sample, Split
+from reconv.data.dataset import I64, ByteRange, RangeBacked, Sample, Split
 from reconv.data.readers.folder import SPLIT_FOLDERS, SPLIT_TITLES
 from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
 from reconv.data.storage.local import listing
+from reconv.data.storage.remote_tree import shown_path
 from reconv.errors import DataError
 from reconv.io import read_limits
 
@@ -133,7 +134,7 @@ def _check_complete(shards: ShardFiles) -> None:
             )
 
 
-class ShardDataset:
+class ShardDataset(RangeBacked):
     """One split of a set of shards: 20 bytes a sample in a file that is mapped into memory."""
 
     def __init__(
@@ -157,7 +158,11 @@ class ShardDataset:
             class_names = _class_names(train, shard_format.first_label)
         self.class_names = class_names
         self._check_labels()
-        self.origin = f"{shard_format.title} at {root}" + (f" ({why})" if why else "") + f"; index {self._index.stored}"
+        self.origin = (
+            f"{shard_format.title} at {shown_path(root)}"
+            + (f" ({why})" if why else "")
+            + f"; index {self._index.stored}"
+        )
 
     def _check_labels(self) -> None:
         labels = self._index.rows["label"]
@@ -191,8 +196,18 @@ class ShardDataset:
         offset, length, shard, label = self._index.rows[index].item()
         path = str(self._shards.folder / self._shards.names[shard])
         return Sample(
-            self._format.read(path, offset, length), label - self._format.first_label, f"{path}, byte {offset}"
+            self._format.read(path, offset, length),
+            label - self._format.first_label,
+            f"{shown_path(path)}, byte {offset}",
         )
+
+    def ranges(self, indices: I64) -> list[ByteRange]:
+        """Where the samples are; a record's checksums lie around it."""
+        rows = self._index.rows[indices]
+        return [
+            (str(self._shards.folder / self._shards.names[shard]), offset, length)
+            for offset, length, shard, _ in rows.tolist()
+        ]
 
     def fingerprint(self) -> str:
         """The digest of all samples from the index, and the number of classes."""

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.readers.shards.map_shards import map_shards
-from reconv.data.storage.local import unreadable
+from reconv.data.storage.data_errors import unreadable
 from reconv.errors import DataError
 from reconv.io.atomic import write_atomic
-from reconv.io.bounded import open_file, parse_shallow_json
+from reconv.io.bounded import open_file, parse_shallow_json, real_path
 from reconv.io.cache import cache_dir
 
 IndexRows = npt.NDArray[np.void]
@@ -87,7 +87,7 @@ def _shards_key(folder: Path, names: Sequence[str]) -> str:
 
 def _places(kind: str, split: str, folder: Path) -> tuple[Path, Path]:
     """Candidates for the index file: beside the shards, and in the cache."""
-    folder_digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+    folder_digest = hashlib.blake2b(os.fsencode(real_path(folder)), digest_size=8).hexdigest()
     return folder / f".reconv-{kind}-{split}.index", cache_dir() / "indexes" / f"{folder_digest}-{kind}-{split}.index"
 
 
@@ -149,7 +149,7 @@ def _load(place: Path, key: str, num_shards: int) -> ShardIndex | None:
         digest, names = str(header["digest"]), {int(label): str(name) for label, name in header["names"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Digests are no signature: whoever can write the shards can write an index that leads elsewhere.
+    # Digests are no signature: a person who can write the shards can write an index that leads elsewhere.
     if not len(rows) or int(rows["shard"].max()) >= num_shards or int(rows["label"].min()) < 0:
         return None
     return ShardIndex(rows, digest, names, str(place))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> Non
     gc.collect()
     assert not any(map(is_alive, ids))
     assert shared_files() == held
+
+
+def test_a_worker_that_does_not_end_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_pool, "_CLOSE_TIMEOUT_S", 120)
+    pool = ProcessPool(2)
+    stopped, other = [worker.process for worker in pool._workers]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        closing = thread.submit(pool.close)
+        assert other.wait(100) == 0
+        assert not closing.done()
+        os.kill(stopped.pid, signal.SIGCONT)
+        closing.result()
+    assert stopped.returncode == 0
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
+from reconv.cli import main
+from reconv.data.dataset import Split
 from reconv.data.inspect.check import check
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
@@ -97,3 +99,43 @@ def test_unlabeled_test_images_are_not_used_for_validation(raw: Path) -> None:
         (raw / "train" / WNIDS[0] / f"more{number}.JPEG").write_bytes(encode(noise(12, 12, 3, 50 + number), "JPEG"))
     assert "is held out for validation" in FolderDataset(raw, "val").origin
     assert [issue.kind for issue in check(str(raw), DataConfig(), 1).issues if issue.level == "error"] == []
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "folder", "packed", "tar"])
+def test_the_unpacked_images_are_converted_into_their_own_folder_and_still_read_as_before(
+    raw: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (raw / "synset_labels.txt").write_text("\n".join(SYNSETS))
+    (raw / "train" / "n01440764.tar").write_bytes(b"left by the instructions that unpack it")
+    splits: tuple[Split, ...] = ("train", "val")
+    before = {split: open_dataset("auto", raw, split, DataConfig()).fingerprint() for split in splits}
+    command = ["data", "convert", str(raw), str(raw / "records"), "--to", kind]
+    more = ["--shards", "2,1"] if kind == "tfrecord" else []
+    for said in ("is complete", "was already there"):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, *more])
+        assert said in capsys.readouterr().out
+    assert {split: open_dataset("auto", raw, split, DataConfig()).fingerprint() for split in splits} == before
+    written = open_dataset(kind, raw / "records", "val", DataConfig())
+    found = {(written[index].data, written.class_names[written[index].target]) for index in range(len(written))}
+    assert found == {
+        ((raw / "validation" / file).read_bytes(), wnid) for file, wnid in zip(FILES, SYNSETS, strict=True)
+    }
+
+
+@pytest.mark.parametrize("inside", ["val", "train/records", "validation/records", "test", "."])
+def test_nothing_is_written_where_it_would_be_read_as_data(
+    raw: Path, inside: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (raw / "synset_labels.txt").write_text("\n".join(SYNSETS))
+    with pytest.raises(SystemExit) as end:
+        main(["data", "convert", str(raw), str(raw / inside), "--to", "packed"])
+    assert end.value.code == 2 and "would be read as a part of that data" in capsys.readouterr().err
+
+
+def test_nothing_is_written_among_class_folders(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wnid in WNIDS:
+        (raw / "train" / wnid / "2.JPEG").write_bytes(encode(noise(12, 12, 3, 20), "JPEG"))
+    with pytest.raises(SystemExit) as end:
+        main(["data", "convert", str(raw / "train"), str(raw / "train" / "records"), "--to", "packed"])
+    assert end.value.code == 2 and "lies inside the data to convert" in capsys.readouterr().err
