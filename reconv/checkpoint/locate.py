@@ -14,6 +14,7 @@ from reconv.checkpoint import manifest
 from reconv.checkpoint.best_checkpoint import best_in_state, read_best
 from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.checkpoint.mirror.run_download import fetch_run
 from reconv.checkpoint.run_dir import RunDir, runs_in
 from reconv.checkpoint.store import (
     NUM_TRIES,
@@ -54,7 +55,7 @@ class LocatedWeights:
 
 def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
     """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run."""
-    path = Path(run)
+    path = Path(fetch_run(run))
     if is_tensorflow(path):
         return LocatedWeights("weights", None, None, path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
@@ -132,7 +133,7 @@ def _verify_named(path: Path) -> None:
 
 def find_run(run: str | Path) -> RunDir:
     """The run directory that RUN refers to, with or without checkpoints; of a directory of runs, the newest."""
-    path = Path(run)
+    path = Path(fetch_run(run))
     if not path.exists():
         like = Path("runs") / path
         then = f"did you mean '{like}'?" if like.exists() else "ls runs/*, or train first: reconv train quickstart"

@@ -45,13 +45,18 @@ class RunDir:
         with disk_errors(parent, fs=files):
             files.makedirs(parent)
             while True:
-                number = max(_numbers(parent), default=0) + 1
+                path = cls.next(root, recipe_name)
                 try:
-                    files.mkdir(parent / str(number))
+                    files.mkdir(path)
                 except FileExistsError:
                     continue  # another process was faster
                 files.fsync_dir(parent)
-                return cls(parent / str(number))
+                return cls(path)
+
+    @staticmethod
+    def next(root: Path, recipe_name: str) -> Path:
+        """The run directory that `create` would make now."""
+        return root / recipe_name / str(max(_numbers(root / recipe_name), default=0) + 1)
 
     @classmethod
     def all(cls, root: Path, recipe_name: str) -> list[RunDir]:
@@ -189,7 +194,7 @@ class RunLock:
         # In a forked child the descriptor is already closed, and its number may belong to another file.
         if self._descriptor is not None and self._descriptor in _held:
             _held.remove(self._descriptor)
-            with suppress(OSError):  # of the file's content, which nobody needs any more; the lock is released
+            with suppress(OSError):  # of the file's content, which is not needed any more; the lock is released
                 os.close(self._descriptor)
         self._descriptor = None
 

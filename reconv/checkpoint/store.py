@@ -15,20 +15,20 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
-from reconv.checkpoint.weights_metadata import with_header
+from reconv.checkpoint.safetensors_bytes import encode
 from reconv.errors import CheckpointError, UnreadableRunError
 from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
@@ -40,6 +40,7 @@ SUFFIX = ".safetensors"
 _STEP = re.compile(r"step-(\d{9,})")
 _HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
 _PART = re.compile(r"[a-z][a-z0-9_]*")
+_PARALLEL_BYTES = 4 << 20  # from this size on, a file's digest is computed while the file is written
 _HEADROOM_BYTES = 1 << 20  # for headers, state.json and the manifest
 NUM_TRIES = 5  # of a reader whose checkpoint is deleted by retention meanwhile
 
@@ -276,12 +277,18 @@ class CheckpointStore:
     ) -> Manifest:
         self.files.mkdir(folder)
         entries: dict[str, FileEntry] = {}
-        for part, tensors in parts.items():
-            if not _PART.fullmatch(part):
-                raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
-            data = encode(tensors, headers.get(part))
-            write_synced(folder / f"{part}{SUFFIX}", data, self.files)
-            entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
+        with ThreadPoolExecutor(1, "reconv-digest") as thread:
+            digests: dict[str, Future[FileEntry]] = {}
+            for part, tensors in parts.items():
+                if not _PART.fullmatch(part):
+                    raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
+                name, data = f"{part}{SUFFIX}", encode(tensors, headers.get(part))
+                if len(data) < _PARALLEL_BYTES:
+                    entries[name] = manifests.entry_of(data)
+                else:
+                    digests[name] = thread.submit(manifests.entry_of, data)
+                write_synced(folder / name, data, self.files)
+            entries |= {name: digest.result() for name, digest in digests.items()}
         run_id, digest = ("", "") if self.identity is None else (self.identity.run_id, self.identity.recipe_digest)
         owner = {"run_id": run_id, "recipe_digest": digest} if run_id else {}
         text = json.dumps({**state, **owner}, indent=1).encode()
@@ -384,14 +391,3 @@ def malformed(path: Path, why: str) -> CheckpointError:
         why=f"{why}; its checksum is right, so another program or version wrote it",
         then="move this checkpoint away and use an older one",
     )
-
-
-def encode(tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> bytes:
-    """The safetensors bytes of named tensors and metadata; equal weights give equal bytes."""
-    # Contiguous copies: safetensors rejects channels_last and tensors that share memory.
-    copies = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in sorted(tensors.items())
-    }
-    data = safetensors.torch.save(copies)
-    return with_header(data, header) if header else data

@@ -115,15 +115,6 @@ def read_header(path: Path) -> dict[str, str]:
         return {}  # reading the tensors gives the error
 
 
-def with_header(data: bytes, header: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file with this metadata, sorted: the library writes it in random order."""
-    length = int.from_bytes(data[:8], "little")
-    tensors = json.loads(data[8 : 8 + length])
-    text = json.dumps({"__metadata__": dict(sorted(header.items())), **tensors}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]])
-
-
 def _items(content: Mapping[str, Any], name: str, kind: type) -> Sequence[Any]:
     items = content[name]
     if not isinstance(items, list) or not all(type(item) is kind for item in items):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from reconv.trainer.training_run import TrainingRun
 
 
+_NUM_TO_RESUME = 2  # checkpoints that serve to resume; with more in save.keep_last a run wants its history
+
+
 class Checkpointer:
     """Saves checkpoints and deletes those that are no longer kept; `save` is called on all ranks, rank 0 writes."""
 
@@ -81,7 +84,10 @@ class Checkpointer:
         return "best" if improved and self._run.recipe.save.keep_best else ""
 
     def save(self, counters: Counters, reason: str) -> None:
-        """Save a checkpoint, in the background if the recipe allows it."""
+        """Save a checkpoint, in the background if the recipe allows it.
+
+        If the last one is still being written this one waits in memory, and a later one may replace it there.
+        """
         if self._run.process_group.is_rank0:
             self._save(counters, reason)
         else:
@@ -103,7 +109,6 @@ class Checkpointer:
             self._after_save(counters.step, self._best(counters))
 
     def _save(self, counters: Counters, reason: str) -> None:
-        self._writer.wait()
         start_s = time.perf_counter()
         metadata = {
             **self._metadata,
@@ -118,19 +123,21 @@ class Checkpointer:
         tensors = snapshot(self._state.state_dict(), self._run.device)
         copy_s = time.perf_counter() - start_s
 
-        def write() -> tuple[SavedCheckpoint, float]:
+        def write() -> tuple[SavedCheckpoint, float, float]:
+            began_s = time.perf_counter()
             saved = self._write(step, tensors(), metadata, best)
-            return saved, time.perf_counter() - start_s
+            ended_s = time.perf_counter()
+            return saved, ended_s - start_s, ended_s - began_s
 
-        def log(written: tuple[SavedCheckpoint, float], waited_s: float) -> None:
-            saved, wall_s = written
+        def log(written: tuple[SavedCheckpoint, float, float], blocked_s: float, replaced: tuple[int, ...]) -> None:
+            saved, wall_s, write_s = written
             path = str(saved.path.relative_to(self._run.run_dir.path))
-            stall_s, write_s = copy_s + waited_s, wall_s - copy_s
+            stall_s = copy_s + blocked_s
             self._run.logger.log(
-                CheckpointSaved(step, path, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
+                CheckpointSaved(step, path, saved.num_bytes, wall_s, reason, stall_s, write_s, replaced)
             )
 
-        self._writer.submit(write, log)
+        self._writer.submit(step, write, log, lambda queued: self._is_needed(queued, step, best))
         if not self._run.recipe.save.background:
             self._writer.wait()
 
@@ -148,11 +155,23 @@ class Checkpointer:
     def _after_save(self, step: int, best: BestCheckpoint | None) -> None:
         config = self._run.recipe.save
         write_best(self._run.run_dir, best)
-        keep_best = best.step if best is not None and config.keep_best else None
-        self._store.prune(config.keep_last, keep_best, self._steps_to_keep(step))
+        self._store.prune(config.keep_last, self._best_to_keep(best), self._steps_to_keep(step))
 
     def _best(self, counters: Counters) -> BestCheckpoint | None:
         return best_evaluation(counters.history, self._state.task.metric, self._state.monitored_weights)
+
+    def _best_to_keep(self, best: BestCheckpoint | None) -> int | None:
+        return best.step if best is not None and self._run.recipe.save.keep_best else None
+
+    def _is_needed(self, queued: int, step: int, best: BestCheckpoint | None) -> bool:
+        """Whether a checkpoint that waits to be written is needed beside that of a later step."""
+        window = self._run.plan.average
+        return (
+            self._run.recipe.save.keep_last > _NUM_TO_RESUME
+            or queued in self._run.plan.keep_steps
+            or queued == self._best_to_keep(best)
+            or (window is not None and window.holds(queued, step))
+        )
 
     def _steps_to_keep(self, step: int) -> list[int]:
         """The steps that are never deleted: those the recipe names, and those to be averaged at the end."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import ExitCode, ResourceError
-from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress
 
 TINY = {
     "length": "6step",
@@ -33,7 +36,7 @@ TINY = {
 }
 
 
-def given(settings: dict[str, str]) -> list[tuple[str, object, str]]:
+def given(settings: Mapping[str, object]) -> list[tuple[str, object, str]]:
     return [(field, value, "--set") for field, value in settings.items()]
 
 
@@ -134,27 +137,105 @@ def test_failed_save_ends_the_run_with_a_resource_error(save_every: str, last_st
     assert ended.exit_code == ExitCode.RESOURCES and ended.step <= last_step
 
 
-def test_second_write_waits_for_the_first_and_errors_are_raised_once() -> None:
-    writer, may_write, order = AsyncWriter(), threading.Event(), []
+class Writes:
+    """An `AsyncWriter` whose writes end when they are told to, and what it has done."""
 
-    def first() -> str:
-        assert may_write.wait(60)
-        order.append("first")
-        return "written"
+    def __init__(self) -> None:
+        self.writer = AsyncWriter()
+        self.written: list[int] = []
+        self.logged: list[tuple[int, tuple[int, ...]]] = []
+        self._may_end = threading.Semaphore(0)
+        self._has_begun = threading.Semaphore(0)
 
-    def second() -> str:
-        order.append("second")
+    def submit(self, step: int, needed: tuple[int, ...] = ()) -> None:
+        def write() -> int:
+            self._has_begun.release()
+            assert self._may_end.acquire(timeout=60)
+            self.written.append(step)
+            return step
+
+        def log(result: int, blocked_s: float, replaced: tuple[int, ...]) -> None:
+            self.logged.append((result, replaced))
+
+        self.writer.submit(step, write, log, needed.__contains__)
+
+    def wait_until_begun(self) -> None:
+        assert self._has_begun.acquire(timeout=60)
+
+    def let_end(self, count: int) -> None:
+        self._may_end.release(count)
+
+
+def test_a_write_replaces_the_one_in_the_queue() -> None:
+    writes = Writes()
+    writes.submit(1)
+    writes.wait_until_begun()
+    for step in (2, 3, 4):
+        writes.submit(step)  # none of them blocks
+    writes.writer.wait(block=False)
+    assert writes.logged == []
+    writes.let_end(2)
+    writes.writer.wait()
+    assert writes.written == [1, 4]
+    assert writes.logged == [(1, ()), (4, (2, 3))]
+
+
+def test_a_write_that_is_needed_is_waited_for() -> None:
+    writes = Writes()
+    writes.submit(1)
+    writes.wait_until_begun()
+    writes.submit(2)
+    third = threading.Thread(target=writes.submit, args=(3, (2,)))
+    third.start()
+    third.join(0.05)
+    assert third.is_alive()
+    writes.let_end(3)
+    third.join(60)
+    writes.writer.wait()
+    assert writes.written == [1, 2, 3]
+    assert writes.logged == [(1, ()), (2, ()), (3, ())]
+
+
+def test_an_error_of_a_write_is_raised_once_and_the_next_one_is_written() -> None:
+    writes = Writes()
+
+    def fail() -> int:
         raise OSError(28, "No space left on device")
 
-    writer.submit(first, lambda result, waited_s: order.append(f"logged {result}"))
-    writer.wait(block=False)
-    assert order == []
-    may_write.set()
-    writer.submit(second, lambda result, waited_s: order.append("never"))
+    writes.writer.submit(1, fail, lambda result, blocked_s, replaced: None, ().__contains__)
+    writes.writer.join(60)
     with pytest.raises(OSError, match="No space"):
-        writer.wait()
-    writer.wait()
-    assert order == ["first", "logged written", "second"]
+        writes.submit(2)
+    writes.submit(3)
+    writes.let_end(1)
+    writes.writer.wait()
+    assert writes.logged == [(3, ())]
+
+
+def test_a_queued_checkpoint_that_the_recipe_keeps_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing blocks until step 4, so the saves of steps 2 and 3 find it busy."""
+    settings = {**TINY, "save.every": "1step", "save.keep_at": ["3step"], "save.keep_last": 2}
+    out, disk = Path.cwd() / "run", SlowDisk(until_step=4)
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    reconv.train("quickstart", out=out, overrides=given(settings), on_event=disk.observe)
+    saved = [e for e in read_events(out / "events.jsonl") if isinstance(e, CheckpointSaved)]
+    assert (saved[0].step, saved[0].replaced) == (1, ())
+    assert (saved[1].step, saved[1].replaced) == (3, (2,))
+    assert sorted(step for e in saved for step in (e.step, *e.replaced)) == [1, 2, 3, 4, 5, 6]
+    assert "interval, also for step 2" in (out / "report.html").read_text()
+
+
+def test_no_checkpoint_is_replaced_in_a_run_that_keeps_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, real = Path.cwd() / "run", os.fsync
+
+    def slow_fsync(file: int) -> None:
+        time.sleep(0.02)  # slower than a step
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    settings = {**TINY, "save.every": "1step", "save.keep_last": 6}
+    reconv.train("quickstart", out=out, overrides=given(settings))
+    assert CheckpointStore(out / "checkpoints").steps() == [1, 2, 3, 4, 5, 6]
 
 
 def test_error_of_the_last_write_is_added_as_a_note() -> None:
@@ -162,6 +243,6 @@ def test_error_of_the_last_write_is_added_as_a_note() -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ValueError, match="the cause") as ended, AsyncWriter() as writer:
-        writer.submit(fail, lambda result, waited_s: None)
+        writer.submit(1, fail, lambda result, blocked_s, replaced: None, ().__contains__)
         raise ValueError("the cause")
     assert "No space left" in ended.value.__notes__[0]
