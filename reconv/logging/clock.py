@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from reconv.logging.phases import Phase, PhaseTimer
+
 # The first steps fill caches, allocate memory and compile.
 _WARMUP_STEPS = 3
 
@@ -24,9 +26,16 @@ class ThroughputRates:
 
 
 class RunClock:
-    """Measures throughput, data waits and the remaining time of a run."""
+    """Measures throughput, data waits and the remaining time of a run, and assigns their time to `phases`."""
 
-    def __init__(self, warmup_steps: int = _WARMUP_STEPS, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        warmup_steps: int = _WARMUP_STEPS,
+        now: Callable[[], float] = time.perf_counter,
+        phases: PhaseTimer | None = None,
+    ) -> None:
+        self.phases = phases or PhaseTimer(now=now)
+        self.startup_s: float | None = None  # from the start of `phases` to the end of the first step
         self._now = now
         self._warmup_steps = warmup_steps
         self._mark_s = now()
@@ -42,16 +51,18 @@ class RunClock:
         """Count the time inside as waiting for data, within the current step."""
         began_s = self._now()
         try:
-            yield
+            with self.phases.during(Phase.DATA_WAIT if self._steps else Phase.FIRST_STEP):
+                yield
         finally:
             self._step_wait_s += self._now() - began_s
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside (an evaluation, a save) from the current step."""
+    def paused(self, phase: Phase) -> Iterator[None]:
+        """Exclude the time inside (an evaluation, a save) from the current step; it is that of `phase`."""
         began_s = self._now()
         try:
-            yield
+            with self.phases.during(phase):
+                yield
         finally:
             self._step_pause_s += self._now() - began_s
 
@@ -59,6 +70,9 @@ class RunClock:
         """A step over `images` images has ended, and the next one starts."""
         now_s = self._now()
         self._steps += 1
+        if self.startup_s is None:
+            self.startup_s = self.phases.elapsed_s
+            self.phases.enter(Phase.TRAINING)
         if self._steps > self._warmup_steps:
             train_s = now_s - self._mark_s - self._step_pause_s
             self._timed_images += images

@@ -9,7 +9,8 @@ from pathlib import Path
 from reconv.checkpoint.run_dir import RunDir
 from reconv.io.atomic import disk_error
 from reconv.logging.console import EventHandler, make_console
-from reconv.logging.events import Event, EventLog, LogMessage
+from reconv.logging.event_log import EventLog
+from reconv.logging.events import Event, LogMessage
 from reconv.logging.exporters import ExporterSet
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary

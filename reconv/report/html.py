@@ -18,6 +18,7 @@ from reconv.report.evaluation_files import CLASSIFICATION_FILE, DETECTION_FILE
 from reconv.report.markup import Html, el
 from reconv.report.run_record import RunRecord, load_run_record, with_distinct_labels
 from reconv.report.summary import summarize_record
+from reconv.report.time_section import time_by_phase
 
 
 def render(
@@ -71,6 +72,7 @@ def _report(record: RunRecord, live: page.LivePage | None) -> str:
             sections.messages(record),
             sections.bad_images(record),
             sections.image_sections(record),
+            time_by_phase(record),
             page.section(
                 "Details",
                 sections.attempts(record),

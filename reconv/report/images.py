@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reconv.io.bounded import real_path
 from reconv.logging.events import ImageLogged
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def embed(run_dir: Path, event: ImageLogged, budget_bytes: int) -> list[str] | N
     """The image as data URIs, one per tile of a grid; None if the file is missing, no image or over the budget."""
     from PIL import Image, UnidentifiedImageError
 
-    path = (run_dir / event.path).resolve()
-    if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
+    path = real_path(run_dir / event.path)
+    if not path.is_relative_to(real_path(run_dir)) or not path.is_file():
         return None
     try:
         with Image.open(path) as image:

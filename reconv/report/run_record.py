@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reconv.errors import RecipeError
+from reconv.io.bounded import real_path
+from reconv.logging.event_log import latest_by_step, read_event_file
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -23,8 +25,6 @@ from reconv.logging.events import (
     RunPlanned,
     ScalarLogged,
     TrainProgress,
-    latest_by_step,
-    read_event_file,
 )
 from reconv.report.evaluation_files import (
     CheckpointScore,
@@ -80,7 +80,7 @@ class RunRecord:
     @property
     def label(self) -> str:
         """The run's name among others: the last parts of its path, as in quickstart/1."""
-        return "/".join(self.folder.resolve().parts[-self.label_parts :]).replace("//", "/")
+        return "/".join(real_path(self.folder).parts[-self.label_parts :]).replace("//", "/")
 
     @property
     def name(self) -> str:
@@ -142,7 +142,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
 
 def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The records with labels long enough to tell their run directories apart."""
-    folders = {record.folder.resolve() for record in records}
+    folders = {real_path(record.folder) for record in records}
     longest = max((len(folder.parts) for folder in folders), default=2)
     is_distinct = (n for n in range(2, longest + 1) if len({folder.parts[-n:] for folder in folders}) == len(folders))
     label_parts = next(is_distinct, 2)

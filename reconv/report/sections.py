@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from reconv.logging import formatting as fmt
-from reconv.logging.events import ImageLogged
+from reconv.logging.events import CheckpointSaved, ImageLogged
 from reconv.report import images, page
 from reconv.report.charts import draw
 from reconv.report.curves import charts_of_run
@@ -273,13 +273,19 @@ def checkpoints(record: RunRecord) -> Html:
     rows = [
         [
             *(f"{s.step:,}", s.path, fmt.size(s.num_bytes), fmt.duration(s.wall_s)),
-            *(fmt.duration(s.wall_s if s.stall_s is None else s.stall_s), s.reason),
+            *(fmt.duration(s.wall_s if s.stall_s is None else s.stall_s), _reason(s)),
         ]
         for s in record.checkpoints[-_MAX_ROWS:]
     ]
     head = ["step", "path", "size", "time", "training blocked", "reason"]
     shown = f"Checkpoints written: {_last_of(len(rows), len(record.checkpoints))}"
     return page.fold(shown, page.table(head, rows, (0, 2, 3, 4), "Checkpoints"))
+
+
+def _reason(saved: CheckpointSaved) -> str:
+    """Why a checkpoint was written, and those that it stands for because they were due while another was written."""
+    steps = ", ".join(f"{step:,}" for step in saved.replaced)
+    return f"{saved.reason}, also for step {steps}" if steps else saved.reason
 
 
 def _last_of(num_shown: int, num_all: int) -> str:

@@ -110,6 +110,8 @@ def _speed(record: RunRecord) -> dict[str, Any]:
         "data_wait_fraction": rates.data_wait_fraction,
         "data_bottleneck": (record.data_wait.bottleneck or None) if record.data_wait else None,
         "data_advice": (record.data_wait.advice or None) if record.data_wait else None,
+        "startup_s": _rounded(record.end.startup_s) if record.end else None,  # these two: of the last attempt
+        "phases_s": {name: _rounded(s) for name, s in record.end.phases.items()} if record.end else {},
         "data_stage_s": {k: round(v, 3) for k, v in record.data_wait.seconds.items()} if record.data_wait else None,
     }
 
@@ -194,6 +196,10 @@ def _finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in values.items()
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _finite(value: float) -> float | None:

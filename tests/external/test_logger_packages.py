@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import reconv
-from reconv.logging.events import Event, LogMessage, TrainProgress, latest_by_step, read_events
+from reconv.logging.event_log import latest_by_step, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 SETTINGS = {
     "length": "8step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconv.logging.clock import RunClock
+from reconv.logging.phases import Phase
 
 
 class FakeTime:
@@ -51,7 +52,7 @@ def test_a_pause_counts_in_the_remaining_time_but_not_in_the_rate() -> None:
     fake = FakeTime()
     clock = RunClock(0, fake)
     step(clock, fake, wait_s=0.0, work_s=1.0)
-    with clock.paused():
+    with clock.paused(Phase.EVALUATION):
         fake.now_s += 8.0
     step(clock, fake, wait_s=0.0, work_s=1.0)
     assert clock.interval().images_per_s == pytest.approx(10.0)

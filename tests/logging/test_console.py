@@ -15,6 +15,7 @@ from run_example import write_run
 
 from reconv.errors import UsageError
 from reconv.logging.console import make_console
+from reconv.logging.event_log import read_events
 from reconv.logging.events import (
     BadImageSkipped,
     CheckpointSaved,
@@ -24,7 +25,6 @@ from reconv.logging.events import (
     RunEnded,
     RunPlanned,
     decode,
-    read_events,
 )
 from reconv.report.html import write_report
 from reconv.report.summary import summarize

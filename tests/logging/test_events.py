@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import UsageError
+from reconv.logging.event_log import EventLog, latest_by_step, read_event_file, read_events
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -18,7 +19,6 @@ from reconv.logging.events import (
     DataWait,
     EvalFinished,
     Event,
-    EventLog,
     ImageLogged,
     LogMessage,
     NonFiniteStep,
@@ -28,9 +28,6 @@ from reconv.logging.events import (
     TrainProgress,
     decode,
     encode,
-    latest_by_step,
-    read_event_file,
-    read_events,
 )
 from reconv.logging.json_lines import MAX_LINE_BYTES, add_checksum
 

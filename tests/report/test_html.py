@@ -23,16 +23,15 @@ from run_example import write_run
 from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
 from reconv.logging.console import final_lines
+from reconv.logging.event_log import EventLog, read_events
 from reconv.logging.events import (
     AttemptStarted,
     EvalFinished,
-    EventLog,
     ImageLogged,
     LogMessage,
     RunPlanned,
     TrainProgress,
     encode,
-    read_events,
 )
 from reconv.logging.json_lines import add_checksum
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from run_example import write_run
 
-from reconv.logging.events import AttemptStarted, EvalFinished, Event, EventLog, RunEnded, RunPlanned, TrainProgress
+from reconv.logging.event_log import EventLog
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.formatting import result, state
 from reconv.recipe.adapt import describe
 from reconv.report.run_record import load_run_record

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from reconv.logging.events import AttemptStarted, EvalFinished, Event, ScalarLogged, TrainProgress, latest_by_step
+from reconv.logging.event_log import latest_by_step
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, ScalarLogged, TrainProgress
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from reconv.errors import UsageError
-from reconv.logging.events import AttemptStarted, Event, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import AttemptStarted, Event
 from reconv.logging.exporters.csv_exporter import CsvExporter
 from reconv.logging.exporters.exporter import ExportedRun, Exporter
 from reconv.logging.exporters.mlflow_exporter import MlflowExporter

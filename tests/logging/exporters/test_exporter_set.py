@@ -15,7 +15,8 @@ import pytest
 
 import reconv
 from reconv.errors import UsageError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 SMALL = {
     "length": "6step",

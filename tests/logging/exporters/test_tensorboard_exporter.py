@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 import reconv
-from reconv.logging.events import Event, TrainProgress, latest_by_step, read_events
+from reconv.logging.event_log import latest_by_step, read_events
+from reconv.logging.events import Event, TrainProgress
 
 SMALL = {
     "length": "6step",

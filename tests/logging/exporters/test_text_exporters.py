@@ -11,17 +11,8 @@ from typing import Any
 import pytest
 
 import reconv
-from reconv.logging.events import (
-    AttemptStarted,
-    EvalFinished,
-    Event,
-    EventLog,
-    RunEnded,
-    RunPlanned,
-    TrainProgress,
-    latest_by_step,
-    read_events,
-)
+from reconv.logging.event_log import EventLog, latest_by_step, read_events
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters import ExporterSet
 from reconv.recipe.loader import load
 
