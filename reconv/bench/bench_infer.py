@@ -1,4 +1,4 @@
-"""`bench infer`: throughput and latency of a network's inference, by batch size.
+"""`bench infer` without data: throughput and latency of a network's inference, by batch size.
 
 Batch norms are folded, weights have the precision of the recipe, and on CUDA each batch size is one captured graph.
 Images are already normalized on the device: reading and decoding are not measured.
@@ -6,9 +6,10 @@ Images are already normalized on the device: reading and decoding are not measur
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from reconv.errors import ResourceError, UsageError
 from reconv.inference.backends.captured_network import FusedInference
 from reconv.inference.backends.folded_network import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
-from reconv.inference.load_model import build_saved_model, read_saved_model
+from reconv.inference.load_model import SavedModel, build_saved_model, read_saved_model
 from reconv.machine import Machine, usable_cores
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
@@ -37,6 +38,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MIN_ITERATIONS, MAX_ITERATIONS = 20, 500  # of one batch size, where their number is not given
 SECONDS_PER_SIZE = 3.0
 WARMUP = 3
+PERCENTILES = (50, 90, 95, 99)  # of latencies
 _NORM_IMAGES = 4
 
 Log = Callable[[str], None]
@@ -72,7 +74,7 @@ def bench_infer(
     capture = _graph_capture(recipe, opened)
     fused = None if capture is None else FusedInference(model, capture, folded.exact)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
-    config = _LatencyConfig(iterations, seconds)
+    config = LatencyConfig(iterations, seconds)
     rows, notes = [], []
     found: dict[str, list[dict[str, Any]]] = {baseline.name: [] for baseline in baselines}
     for batch in batches:
@@ -94,14 +96,15 @@ def bench_infer(
             else:
                 found[baseline.name].append({**measured, "ratio": rows[-1]["images_per_s"] / measured["images_per_s"]})
     return {
-        **_summary(recipe, rows),
+        **summarize(recipe, rows),
+        "input": "device",
         "norms_folded": num_folded,
         "compiled": _uses_compile(recipe, opened),
         "cuda_graph": capture is not None,
         "baselines": found,
         "notes": notes,
         "peak_memory_bytes": opened.peak_memory_bytes(),
-        **_utilization(recipe, network, shape, rows, opened),
+        **utilization_at_best(recipe, network, rows, opened),
         **describe_setup(recipe, opened),
     }
 
@@ -118,7 +121,8 @@ def find_inference_baselines(
     return inference_baselines(baselines, named), missing
 
 
-def _summary(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of the batch sizes, and the best of them."""
     fastest = max(rows, key=lambda row: row["images_per_s"])
     return {
         "bench": "infer",
@@ -132,11 +136,12 @@ def _summary(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _utilization(
-    recipe: Recipe, network: Network, shape: tuple[int, int, int], rows: Sequence[dict[str, Any]], device: Device
+def utilization_at_best(
+    recipe: Recipe, network: Network, rows: Sequence[dict[str, Any]], device: Device
 ) -> dict[str, Any]:
     """The utilization of the device at the fastest batch size."""
-    costs = layer_costs(network.model, shape, training=False)
+    preprocess = recipe.data.preprocess
+    costs = layer_costs(network.model, (preprocess.channels, preprocess.size, preprocess.size), training=False)
     fastest = max(rows, key=lambda row: row["images_per_s"])
     seconds = fastest["batch"] / fastest["images_per_s"]
     return utilization(costs, fastest["batch"], seconds, device.describe(), recipe.precision.mode, training=False)
@@ -146,18 +151,34 @@ def open_network(
     target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode = False
 ) -> tuple[Recipe, Network, Device]:
     """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
+    saved, network, opened = open_model(target, overrides, device, trust_code)
+    return saved.recipe, network, opened
+
+
+def open_model(
+    target: str,
+    overrides: Sequence[Override],
+    device: str,
+    trust_code: TrustCode = False,
+    built_as: Callable[[Recipe], Recipe] = lambda recipe: _without_compile(recipe),
+) -> tuple[SavedModel, Network, Device]:
+    """What was saved with a run or checkpoint, or would be with a recipe, and its network on the device.
+
+    `built_as` gives the recipe that the network is built from. The weights of a recipe are random.
+    """
     if Path(target).is_dir():
         located = locate(target)
         saved = read_saved_model(located, weights="auto", recipe=None, trust_code=trust_code)
-        recipe = _with_overrides(saved.recipe, located, overrides)
-        opened = _open_device(recipe, device)
-        return recipe, build_saved_model(saved, _without_compile(recipe), opened), opened
+        saved = replace(saved, recipe=_with_overrides(saved.recipe, located, overrides))
+        opened = _open_device(saved.recipe, device)
+        return saved, build_saved_model(saved, built_as(saved.recipe), opened), opened
     recipe = load(target, overrides).recipe
     add_folders(recipe.code_path)
     opened = _open_device(recipe, device)
-    network = build_network(_without_compile(recipe), num_classes_of(recipe), opened)
+    network = build_network(built_as(recipe), num_classes_of(recipe), opened)
     _init_norm_statistics(network, recipe, opened)
-    return recipe, network, opened
+    names = tuple(map(str, range(num_classes_of(recipe))))
+    return SavedModel(recipe, names, False, {}, Path(target), "raw", None), network, opened
 
 
 def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> None:
@@ -231,30 +252,39 @@ def _prepare(
 
 
 @dataclass(frozen=True, slots=True)
-class _LatencyConfig:
+class LatencyConfig:
     """How many iterations are measured per batch size, or for how many seconds."""
 
     iterations: int | None
     seconds: float
 
 
-def _latencies_s(run: Run, device: Device, config: _LatencyConfig) -> list[float]:
+def _latencies_s(run: Run, device: Device, config: LatencyConfig) -> list[float]:
     """The time of each iteration until the device has finished it, without the warm-up."""
 
-    def iterate() -> float:
-        start_s = time.perf_counter()
+    def iterate() -> None:
         run()
         device.synchronize()
-        return time.perf_counter() - start_s
 
     with torch.no_grad() if device.kind == "hpu" else torch.inference_mode():
-        warm_s = [iterate() for _ in range(WARMUP)][-1]
-        wanted = round(config.seconds / max(warm_s, 1e-9))
-        return [iterate() for _ in range(config.iterations or max(MIN_ITERATIONS, min(MAX_ITERATIONS, wanted)))]
+        return measure_latencies_s(iterate, config)
+
+
+def measure_latencies_s(iterate: Callable[[], object], config: LatencyConfig) -> list[float]:
+    """The time of each iteration, without the warm-up."""
+
+    def timed() -> float:
+        start_s = time.perf_counter()
+        iterate()
+        return time.perf_counter() - start_s
+
+    warm_s = [timed() for _ in range(WARMUP)][-1]
+    wanted = round(config.seconds / max(warm_s, 1e-9))
+    return [timed() for _ in range(config.iterations or max(MIN_ITERATIONS, min(MAX_ITERATIONS, wanted)))]
 
 
 def _measure_baseline(
-    baseline: InferenceBaseline, num_classes: int, images: Tensor, device: Device, config: _LatencyConfig
+    baseline: InferenceBaseline, num_classes: int, images: Tensor, device: Device, config: LatencyConfig
 ) -> tuple[dict[str, Any] | None, str]:
     """A baseline on the same images; or None, and why it could not be measured."""
     try:
@@ -283,6 +313,12 @@ def _out_of_memory(batch: int, rows: Sequence[dict[str, Any]], device: Device) -
 
 
 def _row(batch: int, seconds: Sequence[float]) -> dict[str, Any]:
-    latency_ms = {f"p{p}": 1000 * percentile(seconds, p) for p in (50, 95, 99)}
     images_per_s = batch * len(seconds) / sum(seconds)
-    return {"batch": batch, "images_per_s": images_per_s, "latency_ms": latency_ms, "iterations": len(seconds)}
+    return {"batch": batch, "images_per_s": images_per_s, **summarize_latencies(seconds)}
+
+
+def summarize_latencies(seconds: Sequence[float]) -> dict[str, Any]:
+    """Percentiles, mean and maximum of the time of a batch, and how many were measured."""
+    latency_ms = {f"p{p}": 1000 * percentile(seconds, p) for p in PERCENTILES}
+    latency_ms |= {"mean": 1000 * statistics.mean(seconds), "max": 1000 * max(seconds)}
+    return {"latency_ms": latency_ms, "iterations": len(seconds)}

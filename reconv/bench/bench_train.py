@@ -14,9 +14,10 @@ from reconv.bench.bench_run import Input, bench_args, describe_setup, open_bench
 from reconv.bench.bench_scaling import measure_scaling
 from reconv.bench.measure_step import MeasuredStep, measure_step
 from reconv.bench.roofline import layer_costs, utilization
-from reconv.bench.timing import TimingConfig, process_age_s
+from reconv.bench.timing import TimingConfig
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
+from reconv.machine import Machine, process_age_s
 from reconv.recipe.loader import Override, load
 from reconv.trainer.prepare_run import PreparedRun
 from reconv.trainer.run_setup import RunArgs, describe_ranks, run_on_devices
@@ -84,7 +85,7 @@ def _measure(
         log(line)
     measured = measure_step(run, config, log)
     timings, size = measured.timings, plan.size_at(0)
-    age_s, images_per_s = process_age_s(), plan.global_batch / timings.median_s
+    age_s, images_per_s = process_age_s(Machine()), plan.global_batch / timings.median_s
     result: dict[str, Any] = {
         "bench": "train",
         "images_per_s": images_per_s,

@@ -5,14 +5,12 @@ The device is synchronized only at the ends of a window of steps, so that the ho
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -173,12 +171,3 @@ def measure(
             timer.read_captured()
         parts_s |= {name: s for name, s in timer.seconds(num_steps).items() if name != INPUT}
     return Timings(step_s, num_steps, first_step_at_s, parts_s)
-
-
-def process_age_s() -> float | None:
-    """Seconds since this process was started; None where the system does not say."""
-    stat, uptime = Path("/proc/self/stat"), Path("/proc/uptime")
-    if not stat.exists():
-        return None
-    start_ticks = int(stat.read_text().rpartition(")")[2].split()[19])
-    return float(uptime.read_text().split()[0]) - start_ticks / os.sysconf("SC_CLK_TCK")

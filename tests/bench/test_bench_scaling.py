@@ -11,7 +11,7 @@ from reconv.bench.baselines import TrainBaseline
 from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import TimingConfig
 from reconv.cli import main
-from reconv.cli.bench import train_lines
+from reconv.cli.bench_output import train_lines
 from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.recipe.loader import load
@@ -62,6 +62,7 @@ def test_weak_scaling_of_two_devices(settings: dict[str, str], bytes_each: int) 
         assert words in printed
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_group_is_measured_on_two_devices() -> None:
     first, _ = in_ranks(2, measured, {})
     assert (first["devices"], first["batch_per_device"]) == (2, 32) and first["flops_per_image"] > 0

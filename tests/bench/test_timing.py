@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reconv.batch import Batch
-from reconv.bench.timing import MAX_STEPS, PARTS, StepTimer, TimingConfig, Timings, measure, percentile, process_age_s
+from reconv.bench.timing import MAX_STEPS, PARTS, StepTimer, TimingConfig, Timings, measure, percentile
 from reconv.device import Cpu
 
 
@@ -77,10 +77,3 @@ def test_part_times_are_none_on_devices_without_timing() -> None:
     step_ms = Timings((0.001,), 1, 0.0, timer.seconds(1)).step_ms()
     assert [step_ms[name] for name in PARTS] == [None] * 4
     assert step_ms["median"] == 1.0
-
-
-def test_process_age_increases() -> None:
-    first = process_age_s()
-    second = process_age_s()
-    assert first is not None and second is not None
-    assert 0 < first <= second
