@@ -27,6 +27,7 @@ from reconv.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from reconv.recipe.field_reference import FieldReference
     from reconv.recipe.resolved import Resolved
     from reconv.recipe.schema import Recipe
 
@@ -59,6 +60,7 @@ def recipes(ctx: click.Context, every: bool, vendor: str | None, model: str | No
       reconv recipes --vendor nvidia --model resnext
       reconv recipes show resnet50
       reconv recipes explain batch.group
+      reconv recipes fields
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -225,6 +227,49 @@ def explain(field: str | None, json_file: str | None) -> None:
             click.echo(textwrap.indent(textwrap.fill(f"takes {entry.kind}", 96), "    "))
 
 
+@recipes.command("fields", cls=Command)
+@click.argument("pattern", default="", shell_complete=complete_field_names)
+@click.option("--model", metavar="NAME", help="List the options of this network too, as in model.options.norm.")
+@json_option
+def fields(pattern: str, model: str | None, json_file: str | None) -> None:
+    """List every recipe field, or those whose name contains PATTERN: what it does, the values it takes, its default.
+
+    \b
+    Examples:
+      reconv recipes fields
+      reconv recipes fields warmup
+      reconv recipes fields 'augment.*'
+      reconv recipes fields model.options --model efficientnet_b4
+    """
+    from dataclasses import asdict
+
+    from reconv.recipe.field_reference import matching_fields
+
+    found = matching_fields(pattern, () if model is None else model_option_references(model))
+    if json_file is not None:
+        emit_json([asdict(entry) for entry in found], json_file)
+        return
+    print_table(("field", "what it does"), [(entry.name, _sentence(entry)) for entry in found])
+    if model is None and not pattern:
+        click.echo("Options of a network: reconv recipes fields --model NAME. Set a field: train --set FIELD=VALUE.")
+
+
+def _sentence(entry: FieldReference) -> str:
+    default = f"default: {entry.default}" if entry.default else "it must be given"
+    return f"{entry.description} Takes {entry.kind}; {default}."
+
+
+def model_option_references(network: str) -> list[FieldReference]:
+    """The options of one of our networks as fields `model.options.NAME`, with the network's own defaults."""
+    from reconv.models import model_options
+    from reconv.recipe.field_reference import value_reference, value_text
+
+    return [
+        value_reference(f"model.options.{o.name}", o.description, o.annotation, value_text(o.default))
+        for o in model_options(network)
+    ]
+
+
 def _resolve(name: str, overrides: list[Override], data: str | None) -> Resolved:
     """The recipe, with its derived values if there is data."""
     from reconv.recipe.loader import load
@@ -274,3 +319,18 @@ def _text(value: object) -> str:
             return "[" + ", ".join(_text(item) for item in value) + "]"
         case _:
             return str(value) if str(value) else '""'
+
+
+@recipes.command("schema", cls=Command)
+def schema() -> None:
+    """Print the JSON Schema of recipe files, with which editors complete and check them.
+
+    \b
+    Examples:
+      reconv recipes schema > recipe.schema.json
+    """
+    import json
+
+    from reconv.recipe.json_schema import recipe_json_schema
+
+    click.echo(json.dumps(recipe_json_schema(), indent=2))

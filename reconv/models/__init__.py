@@ -5,10 +5,14 @@ The same name, options and seed always give the same network with the same weigh
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -21,11 +25,13 @@ from reconv.models.init import SkipInit, init_weights
 
 __all__ = [
     "AuxOutput",
+    "ModelOption",
     "ReconvModel",
     "SSDOutput",
     "build_model",
     "init_weights",
     "model_names",
+    "model_options",
     "model_spec",
     "option_names",
     "stages_of",
@@ -56,6 +62,38 @@ def model_names() -> list[str]:
 def option_names(name: str) -> list[str] | None:
     """The options of one of our networks; None for a network of another package or of an unknown name."""
     return [field.name for field in fields(_SPECS[name])] if name in _SPECS else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOption:
+    """One option of a network."""
+
+    name: str
+    description: str
+    annotation: Any
+    default: object
+
+
+def model_options(name: str) -> list[ModelOption]:
+    """The options of one of our networks with its own defaults; `num_classes` comes from the data and is left out."""
+    spec = model_spec(name)
+    descriptions: dict[str, str] = {}
+    for kind in reversed(type(spec).__mro__[:-1]):
+        descriptions |= _attribute_docstrings(kind)
+    hints = get_type_hints(type(spec))
+    names = [field.name for field in fields(spec) if field.name != "num_classes"]
+    return [ModelOption(name, descriptions.get(name, ""), hints[name], getattr(spec, name)) for name in names]
+
+
+def _attribute_docstrings(kind: type) -> dict[str, str]:
+    """The strings below the fields of a class."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = str(ast.literal_eval(below.value))
+    return found
 
 
 def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:

@@ -89,18 +89,26 @@ class Stage(nn.Module):
 class Spec:
     """The options that every architecture has."""
 
-    num_classes: int = 1000  # 1001 if label 0 is the background
+    num_classes: int = 1000
+    """Number of outputs, taken from the data; 1001 if label 0 is the background."""
     in_channels: int = 3
-    norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalized
-    norm_groups: int | None = (
-        None  # for group and proxy; at most one per channel; null: the largest that fits, up to 32
-    )
+    """Channels of an image."""
+    norm: Literal["batch", "group", "layer", "proxy"] = "batch"
+    """Norm of every layer; proxy is a group norm with proxy normalization."""
+    norm_groups: int | None = None
+    """Groups of group and proxy norms, at most one per channel; null is the largest number up to 32 that fits."""
     norm_eps: float = 1e-5
+    """Epsilon of the norms."""
     proxy_eps: float = 0.03
-    bn_momentum: float = 0.1  # weight of the new value; TensorFlow's decay is 1 - this
-    padding: Literal["torch", "same"] = "torch"  # same: TensorFlow's, which pads more at the end
+    """Epsilon of the proxy normalization."""
+    bn_momentum: float = 0.1
+    """Weight of the new value in running statistics; TensorFlow's decay is 1 minus this."""
+    padding: Literal["torch", "same"] = "torch"
+    """Padding of convolutions and pools; same is TensorFlow's, which pads more at the end."""
     conv_init: ConvInit = "fan_out"
+    """Initialization of convolutions; tf_ is TensorFlow's variance scaling."""
     linear_init: LinearInit = "torch"
+    """Initialization of linear layers."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

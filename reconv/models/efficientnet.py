@@ -49,20 +49,35 @@ class EfficientNetSpec(Spec):
     """The options of an EfficientNet."""
 
     width_coefficient: float = 1.0
+    """Factor of the channels of every layer."""
     depth_coefficient: float = 1.0
-    depth_divisor: int = 8  # channels are multiples of it
-    top_width: int = 1280  # before the width coefficient; 0: no top convolution
+    """Factor of the number of blocks."""
+    depth_divisor: int = 8
+    """Numbers of channels are multiples of it."""
+    top_width: int = 1280
+    """Channels of the top convolution, before the width coefficient; 0 is no top convolution."""
     dropout: float = 0.2
-    drop_connect: float = 0.2  # of the last block, 0 at the first, linear between; 1 - survival probability
-    drop_connect_per: Literal["sample", "batch"] = "sample"  # batch: a whole group of the batch
+    """Dropout rate before the classifier."""
+    drop_connect: float = 0.2
+    """Drop-connect rate of the last block, linear from 0 at the first; 1 minus the survival probability."""
+    drop_connect_per: Literal["sample", "batch"] = "sample"
+    """Drop blocks for single samples or for a whole group of the batch."""
     expand_ratio: int = 6
-    group_dim: int = 1  # channels per group of the middle convolution; 1: depthwise
+    """Factor of the channels inside a block."""
+    group_dim: int = 1
+    """Channels per group of a block's middle convolution; 1 is depthwise."""
     se: bool = True
-    se_base: Literal["input", "expanded"] = "input"  # what a quarter is taken of; expanded: "wide SE"
+    """Use squeeze and excitation."""
+    se_base: Literal["input", "expanded"] = "input"
+    """Channels whose quarter is the hidden units of squeeze and excitation; expanded is wide SE."""
     activation: Activation = "silu"
-    stem: Stem = "imagenet"  # cifar: the first two strides are 1
-    zero_gamma: ZeroGamma = "never"  # no-projection: blocks that have a shortcut
+    """Activation function."""
+    stem: Stem = "imagenet"
+    """First strides: 2 (imagenet), or 1 for the first two (cifar)."""
+    zero_gamma: ZeroGamma = "never"
+    """Blocks that initialize the weight of their last norm to zero; no-projection is those with a shortcut."""
     linear_init: LinearInit = "uniform_out"
+    """Initialization of linear layers."""
 
     def build(self) -> EfficientNet:
         """The network, with torch's default initialization."""

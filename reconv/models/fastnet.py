@@ -24,12 +24,18 @@ _MIN_VARIANCE = 5e-4  # added to each, of normalized pixels: directions that har
 class FastNetSpec(Spec):
     """The options of FastNet."""
 
-    widths: tuple[int, ...] = (64, 256, 256)  # channels of each group of two convolutions
-    head_scale: float = 1 / 9  # of the logits: a small one keeps the first updates small
-    whiten_bias: bool = True  # whether the whitening layer learns a bias
+    widths: tuple[int, ...] = (64, 256, 256)
+    """Channels of each group of two convolutions."""
+    head_scale: float = 1 / 9
+    """Factor of the logits: a small one keeps the first updates small."""
+    whiten_bias: bool = True
+    """Let the whitening layer learn a bias."""
     norm_eps: float = 1e-12
-    bn_momentum: float = 0.4  # running statistics follow within a few of the run's few hundred steps
+    """Epsilon of the norms."""
+    bn_momentum: float = 0.4
+    """Weight of the new value in running statistics; large, as a run has few steps."""
     conv_init: ConvInit = "dirac"
+    """Initialization of convolutions; tf_ is TensorFlow's variance scaling."""
 
     def build(self) -> FastNet:
         """The network, with torch's default initialization."""

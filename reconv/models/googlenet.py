@@ -48,14 +48,23 @@ class GoogLeNetSpec(Spec):
     """The options of GoogLeNet."""
 
     aux_heads: bool = True
+    """Train with the two auxiliary heads."""
     dropout: float = 0.2
+    """Dropout rate before the classifier."""
     aux_dropout: float = 0.7
-    large_kernel: Literal[3, 5] = 3  # of the paper's 5x5 branch, which torchvision builds with 3x3
-    transform_input: bool = False  # for weights trained with inputs of mean and std 0.5
-    stem: Stem = "imagenet"  # cifar: one 3x3 of stride 1 and no pools before the first block
+    """Dropout rate of the auxiliary heads."""
+    large_kernel: Literal[3, 5] = 3
+    """Kernel of the paper's 5x5 branch, which torchvision builds with 3x3."""
+    transform_input: bool = False
+    """Normalize images again, for weights trained with inputs of mean and std 0.5."""
+    stem: Stem = "imagenet"
+    """First layers: the paper's (imagenet), or one 3x3 of stride 1 and no pools before the first block (cifar)."""
     norm_eps: float = 1e-3
+    """Epsilon of the norms."""
     conv_init: ConvInit = "truncated"
+    """Initialization of convolutions; tf_ is TensorFlow's variance scaling."""
     linear_init: LinearInit = "truncated"
+    """Initialization of linear layers."""
 
     def build(self) -> GoogLeNet:
         """The network, with torch's default initialization."""

@@ -46,12 +46,19 @@ class MobileNetV2Spec(Spec):
     """The options of MobileNetV2."""
 
     width_coefficient: float = 1.0
+    """Factor of the channels of every layer."""
     depth_divisor: int = 8
+    """Numbers of channels are multiples of it."""
     dropout: float = 0.2
+    """Dropout rate before the classifier."""
     activation: Activation = "relu6"
-    stem: Stem = "imagenet"  # cifar: the first two strides are 1
-    zero_gamma: ZeroGamma = "never"  # no-projection: blocks that have a shortcut
+    """Activation function."""
+    stem: Stem = "imagenet"
+    """First strides: 2 (imagenet), or 1 for the first two (cifar)."""
+    zero_gamma: ZeroGamma = "never"
+    """Blocks that initialize the weight of their last norm to zero; no-projection is those with a shortcut."""
     linear_init: LinearInit = "normal"
+    """Initialization of linear layers."""
 
     def build(self) -> MobileNetV2:
         """The network, with torch's default initialization."""

@@ -8,7 +8,6 @@ from itertools import combinations, pairwise
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from reconv.errors import RecipeError
 from reconv.models.architecture import ReconvModel
@@ -18,6 +17,8 @@ _MAX_CHOICES = 20_000  # splits that are tried; with more, each split is chosen 
 
 def stage_flops(model: nn.Module, image: Sequence[int]) -> dict[str, int]:
     """FLOPs of each stage's forward pass over one image, counted on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     assert isinstance(model, ReconvModel)
     num_images = 2  # batch norm in training needs more than one value per channel
     network = copy.deepcopy(model).to("meta").train()

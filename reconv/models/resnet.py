@@ -26,19 +26,31 @@ class ResNetSpec(Spec):
     """The options of a ResNet."""
 
     block: Literal["basic", "bottleneck"]
-    depths: tuple[int, ...]  # blocks per stage
+    """Kind of residual block."""
+    depths: tuple[int, ...]
+    """Blocks per stage."""
     version: Literal["v1", "v1.5", "v2"] = "v1.5"
-    width: int = 64  # channels of the first stage, doubled at each next one
-    groups: int = 1  # of the bottleneck's 3x3
-    width_per_group: int = 64  # of the bottleneck's 3x3, as in torchvision (base_width)
-    # imagenet: 7x7 stride 2 + max-pool; cifar: 3x3; deep: three 3x3 (ResNet-D), stride 2 + max-pool
+    """Stride on the 1x1 (v1) or the 3x3 (v1.5) of a bottleneck, or pre-activation (v2)."""
+    width: int = 64
+    """Channels of the first stage, doubled at each next one."""
+    groups: int = 1
+    """Groups of the bottleneck's 3x3."""
+    width_per_group: int = 64
+    """Width per group of the bottleneck's 3x3, as in torchvision (base_width)."""
     stem: Literal["imagenet", "cifar", "deep"] = "imagenet"
-    shortcut: Literal["A", "B"] = "B"  # option A (zero padding) or B (1x1 projection) of the paper
-    project_first: bool = False  # a projection shortcut in the first stage too, as in TensorFlow's models
-    zero_gamma: ZeroGamma = "never"  # which blocks zero-initialize their last norm weight
-    se_units: int = 0  # hidden units of squeeze and excitation; 0: none
-    se_ratio: int = 0  # or the block's channels divided by this
-    drop_path_rate: float = 0.0  # stochastic depth: of the last block; the rates of the others rise linearly from 0
+    """First layers: 7x7 and max-pool (imagenet), 3x3 (cifar), or three 3x3 and max-pool (deep, as in ResNet-D)."""
+    shortcut: Literal["A", "B"] = "B"
+    """Option A (zero padding) or B (1x1 projection) of the paper."""
+    project_first: bool = False
+    """Use a projection shortcut in the first stage too, as in TensorFlow's models."""
+    zero_gamma: ZeroGamma = "never"
+    """Blocks that initialize the weight of their last norm to zero."""
+    se_units: int = 0
+    """Hidden units of squeeze and excitation; 0 is none."""
+    se_ratio: int = 0
+    """Hidden units of squeeze and excitation as the block's channels divided by this; 0 is none."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth: rate of the last block; the rates of the others rise linearly from 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

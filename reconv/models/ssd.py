@@ -39,18 +39,28 @@ Maps = tuple[Tensor, ...]
 class SSDSpec(Spec):
     """The options of an SSD; `num_classes` includes the background."""
 
-    backbone: str = "resnet34"  # any ResNet, up to its third stage
-    depths: tuple[int, ...] | None = None  # blocks of the three stages; null: the backbone's own
-    width: int | None = None  # channels of the first stage; null: the backbone's own
-    boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # default boxes per cell of each map
-    extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the extra maps
-    num_halved: int = 3  # extra maps that halve the size; each of the others is two pixels smaller
+    backbone: str = "resnet34"
+    """Any ResNet, used up to its third stage."""
+    depths: tuple[int, ...] | None = None
+    """Blocks of the three stages; null is the backbone's own."""
+    width: int | None = None
+    """Channels of the first stage; null is the backbone's own."""
+    boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)
+    """Default boxes per cell of each map."""
+    extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)
+    """Channels of the extra maps."""
+    num_halved: int = 3
+    """Extra maps that halve the size; each of the others is two pixels smaller."""
     # A norm after each convolution of the extra maps. The published network has none: at initialization its
     # activations shrink 60-fold over five maps, which slows learning of large objects from scratch.
     extra_norms: bool = False
-    pool: Literal["same", "torch"] = "same"  # padding of the stem's max-pool; same: as published
-    conv_init: ConvInit = "tf_fan_in"  # of the backbone
+    """Put a norm after each convolution of the extra maps."""
+    pool: Literal["same", "torch"] = "same"
+    """Padding of the stem's max-pool; same is as published."""
+    conv_init: ConvInit = "tf_fan_in"
+    """Initialization of the backbone's convolutions; tf_ is TensorFlow's variance scaling."""
     zero_gamma: ZeroGamma = "always"
+    """Blocks that initialize the weight of their last norm to zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ from reconv.recipe.units import (
     parse_switch,
 )
 
+NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")  # values of data.source
 Decoder = Literal["pillow", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
@@ -83,6 +84,10 @@ class DataConfig(Section):
     sampler: Literal["random", "balanced"] = "random"
     """Order of the training samples: `random` shuffles them in each epoch; `balanced` gives every class the same number
     of samples, repeating those of small classes. The length of an epoch stays the size of the training set."""
+    shuffle_window: Positive | None = None
+    """Shuffle so that an epoch reads each part of the data once: runs of 256 neighboring samples are shuffled, and the
+    samples of a run spread over this many positions. null shuffles all samples one by one. For data in an object store
+    that is larger than the cache, or to start before it is downloaded; local data is read in the same order."""
     drop_last: bool = True
     """Drop the samples of an epoch that do not fill the last batch; false fills it with samples of the next epoch."""
     validation_split: Annotated[float, Field(gt=0, lt=1)] = 0.2

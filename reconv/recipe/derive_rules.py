@@ -1,7 +1,7 @@
 """The rules by which fields are derived from the data, with the text that documents each of them.
 
-They are applied in order, each to the values that are set or were derived before. docs/finetune.md has them as a table,
-which a test compares with this module.
+They are applied in order, each to the values that are set or were derived before. docs/how-to/finetune.md has them as a
+table, which a test compares with this module.
 """
 
 from __future__ import annotations

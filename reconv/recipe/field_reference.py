@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -68,6 +69,24 @@ def explain_field(name: str) -> list[FieldReference]:
     )
 
 
+def matching_fields(pattern: str = "", more: Sequence[FieldReference] = ()) -> list[FieldReference]:
+    """The fields whose name contains `pattern`, or fits it as in `augment.*`; all of them for an empty one.
+
+    `more` are further fields to choose from: the options of a network.
+    """
+    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    fields = (*field_references().values(), *more)
+    found = [field for field in fields if fnmatchcase(field.name, wanted) and not field.is_section]
+    if not found:
+        close = suggest(pattern)
+        raise UsageError(
+            f"no recipe field has {pattern!r} in its name",
+            why=f"did you mean {close}?" if close else "",
+            then="reconv recipes fields lists all of them",
+        )
+    return found
+
+
 def _walk(section: type[Section], prefix: str) -> dict[str, FieldReference]:
     found: dict[str, FieldReference] = {}
     for name, info in section.model_fields.items():
@@ -82,10 +101,16 @@ def _reference(name: str, info: FieldInfo, inner: type[Section] | None) -> Field
     description = " ".join((info.description or (inner.__doc__ if inner else "") or "").split())
     if inner is not None:
         return FieldReference(name, description, "section", (), "", True)
-    choices = tuple(dict.fromkeys(_choices(info.annotation)))
-    kinds = dict.fromkeys(_kinds(info.annotation, _bounds(info.metadata)))
-    default = "" if info.is_required() else _text(info.get_default(call_default_factory=True))
-    return FieldReference(name, description, ", or ".join(kinds), choices, default, False)
+    default = "" if info.is_required() else value_text(info.get_default(call_default_factory=True))
+    return value_reference(name, description, info.annotation, default, _bounds(info.metadata))
+
+
+def value_reference(name: str, description: str, annotation: Any, default: str, bounds: str = "") -> FieldReference:
+    """The reference of a field that takes values of this annotation."""
+    choices = tuple(dict.fromkeys(_choices(annotation)))
+    return FieldReference(
+        name, description, ", or ".join(dict.fromkeys(_kinds(annotation, bounds))), choices, default, False
+    )
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -131,12 +156,12 @@ def _plural(kind: str) -> str:
     return next((kind.replace(one, many, 1) for one, many in _PLURALS.items() if kind.startswith(one)), kind)
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
     """A default as in YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_text(item) for item in value) + "]"
+        return "[" + ", ".join(value_text(item) for item in value) + "]"
     return str(value) if str(value) else '""'

@@ -23,6 +23,7 @@ from reconv.custom_code import anchor, is_file_path
 from reconv.errors import RecipeError, one_of
 from reconv.io import read_limits
 from reconv.io.atomic import system_error
+from reconv.io.object_store.object_store import is_url
 from reconv.io.transient import is_machine_fault
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
@@ -191,6 +192,11 @@ def may_change(field: str) -> bool:
     return field in _MAY_CHANGE or field.startswith(_MAY_CHANGE_SECTIONS)
 
 
+def own_files(name_or_path: str) -> list[Path]:
+    """The files of a recipe that are not presets: the requested one first, then those that it extends."""
+    return [layer.path for layer in _read_chain(name_or_path) if not layer.is_preset]
+
+
 def _read_chain(name_or_path: str) -> list[_Layer]:
     """The requested file, then what it extends, and so on."""
     path, shown = _locate(name_or_path, Path(), "")
@@ -273,7 +279,7 @@ def _split_schedule(content: document.Document) -> None:
 
 def _anchor(value: str, folder: Path) -> str:
     """An absolute path; URLs and names like torchvision:resnet50 stay."""
-    if not value or value.startswith(("torchvision:", "timm:", "http://", "https://")):
+    if not value or is_url(value) or value.startswith(("torchvision:", "timm:")):
         return value
     return os.path.abspath(folder / os.path.expanduser(value))
 

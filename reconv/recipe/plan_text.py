@@ -166,6 +166,8 @@ def _sampling(recipe: Recipe, plan: Plan) -> list[str]:
     lines, repeats = [], recipe.augment.repeats
     if recipe.data.sampler == "balanced":
         lines.append("balanced sampling: every class equally often, with the samples of small classes repeated")
+    if recipe.data.shuffle_window is not None:
+        lines.append(f"shuffled in runs of 256 samples, each spread over {recipe.data.shuffle_window:,} positions")
     if repeats > 1:
         num_images = -(-int(plan.steps_per_epoch * plan.global_batch) // repeats)
         lines.append(f"repeated augmentation: {num_images:,} images per epoch, {repeats} times each")

@@ -385,7 +385,8 @@ class SaveConfig(Section):
     every: Duration | Off = Duration(1, "ep")
     """Interval between checkpoints in epochs, steps, percent of the run or minutes; `off` writes none."""
     keep_last: Positive = 2
-    """Number of latest checkpoints to keep."""
+    """Number of latest checkpoints to keep. If it is 1 or 2, a checkpoint that is due while others are being written
+    may be left out in favor of the next one, so that training does not wait for the disk."""
     keep_best: bool = True
     """Also keep the best checkpoint by the evaluation metric."""
     keep_at: Annotated[tuple[Duration, ...], Listed] = ()
@@ -550,7 +551,7 @@ class Recipe(Section):
     """Length of training in epochs or steps, as in 90ep or 5000step."""
     derive: Annotated[tuple[DerivedField, ...], Listed] = ()
     """Fields and sections whose values follow from the data and the initial weights, unless they are set here or by
-    the command; the rules are in docs/finetune.md."""
+    the command; the rules are in docs/how-to/finetune.md."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()

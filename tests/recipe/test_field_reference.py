@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 import pytest
+import yaml
 
 from reconv.cli.options import complete_fields, complete_models
+from reconv.cli.recipes import model_option_references
 from reconv.cli.train import train
 from reconv.errors import UsageError
-from reconv.models import model_names
-from reconv.recipe.field_reference import explain_field, field_names, field_references
+from reconv.models import model_names, model_spec
+from reconv.recipe.field_reference import explain_field, field_names, field_references, matching_fields
 from reconv.recipe.fields import schema_fields
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -41,6 +43,28 @@ def test_an_unknown_field_is_an_error_with_the_closest_one() -> None:
     with pytest.raises(UsageError) as error:
         explain_field("optimizer.momentun")
     assert "optimizer.momentum" in error.value.why
+
+
+def test_fields_are_found_by_a_part_of_their_name_or_a_pattern() -> None:
+    assert [field.name for field in matching_fields("ema.")] == ["ema.decay", "ema.warmup"]
+    assert {field.name for field in matching_fields("*.warmup")} == {"schedule.warmup", "ema.warmup"}
+    assert [field.name for field in matching_fields()] == field_names()
+    with pytest.raises(UsageError) as error:
+        matching_fields("optimizer.momentun")
+    assert "optimizer.momentum" in error.value.why
+
+
+@pytest.mark.parametrize("network", MODEL_NAMES[::6])
+def test_every_option_of_a_network_has_a_description_a_type_and_the_default_of_that_network(network: str) -> None:
+    options = {option.name: option for option in model_option_references(network)}
+    assert len(options) > 9
+    assert [name for name, option in options.items() if not option.description.endswith(".")] == []
+    assert [name for name, option in options.items() if "a value" in option.kind] == []
+    spec = model_spec(network)
+    for name, option in options.items():
+        value = yaml.safe_load(option.default)
+        expected = getattr(spec, name.removeprefix("model.options."))
+        assert value == (list(expected) if isinstance(expected, tuple) else expected) or float(value) == expected
 
 
 def test_set_completes_fields_and_then_their_choices() -> None:

@@ -34,6 +34,9 @@ def data_rules(recipe: Recipe) -> Iterator[Contradiction]:
     if data.options and not names_code(data.source):
         text = f"is for your own dataset, by import path, but data.source is {data.source}"
         yield Contradiction(("data.options", "data.source"), text)
+    if data.shuffle_window is not None and data.sampler != "random":
+        text = f"is for data.sampler random, but it is {data.sampler}"
+        yield Contradiction(("data.shuffle_window", "data.sampler"), text)
     yield from _mean(recipe)
     yield from _backend(recipe)
     is_synthetic = data.source.startswith("synthetic")
