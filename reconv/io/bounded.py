@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.io import read_limits
+from reconv.io.cache import remote_trees
 from reconv.io.transient import naming, retry_transient
 
 _CHUNK_BYTES = 1 << 20
@@ -51,6 +52,11 @@ class NotTextError(OSError):
         super().__init__(errno.EINVAL, f"it is not UTF-8 text: byte {at} is zero", str(path))
 
 
+def real_path(path: str | Path) -> Path:
+    """The absolute path without links; unlike with `Path.resolve`, a link that leads to itself is no error."""
+    return Path(os.path.realpath(path))
+
+
 def open_regular(path: str | Path) -> tuple[int, int]:
     """The descriptor and size of a regular file; O_NONBLOCK, because opening a named pipe would wait for its writer."""
     # A Python file object would release the GIL twice as often.
@@ -66,6 +72,8 @@ def open_regular(path: str | Path) -> tuple[int, int]:
         status = os.fstat(descriptor)  # raises for a stale network file
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularFileError(path, status.st_mode)
+        if not status.st_mode & 0o777 and os.fspath(path).startswith(remote_trees()):
+            raise OSError(errno.EINVAL, "it is in an object store, and only images and shards are read there")
     except BaseException:
         os.close(descriptor)
         raise

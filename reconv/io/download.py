@@ -44,7 +44,7 @@ def download(
     is refused unless `allow_http`, for files whose published checksum is verified, or the server is this machine.
     """
     if not allow_http:
-        _require_https(url)
+        require_https(url)
     failures = 0
     while True:
         size_before = part.stat().st_size if part.exists() else 0
@@ -121,7 +121,7 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
     return None
 
 
-def _require_https(url: str) -> None:
+def require_https(url: str) -> None:
     """Refuse plain http, over which anyone on the way can replace the file."""
     address = urlsplit(url)
     if address.scheme == "https" or os.environ.get(_HTTP_VARIABLE) == "1":

@@ -1,4 +1,4 @@
-"""Limits of what is read from files of others. docs/data.md lists them; a test compares the two.
+"""Limits of what is read from files of others. docs/how-to/data.md lists them; a test compares the two.
 
 They are far above what real data needs, and keep a small malicious file from exhausting memory or time.
 """

@@ -27,7 +27,7 @@ def stop_signals(environment: Mapping[str, str] | None = None) -> tuple[int, ...
 
 
 def handled_stop_signals() -> tuple[int, ...]:
-    """The stop signals, without those that whoever started this process wants to be ignored: `nohup` does so."""
+    """The stop signals, without those that were ignored when this process started, as by `nohup`."""
     always = (signal.SIGTERM, signal.SIGINT)  # a shell script starts background jobs with SIGINT ignored
     return tuple(n for n in stop_signals() if n in always or signal.getsignal(n) is not signal.SIG_IGN)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +31,23 @@ def temporary_folder(kind: str) -> Iterator[Path]:
             os.close(lock)
 
 
+def has_owner(folder: Path) -> bool:
+    """Whether the process that made a folder is alive, as far as locks can tell."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or there are no locks on this file system
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def sweep(prefix: str) -> list[Path]:
     """Delete the folders of killed processes of this user, and return them."""
     swept = []
@@ -44,8 +62,11 @@ def sweep(prefix: str) -> list[Path]:
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     try:
         status = entry.stat(follow_symlinks=False)
-        if not entry.is_dir(follow_symlinks=False) or status.st_uid != os.getuid():
-            return False
+    except OSError:  # another process has swept it
+        return False
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    try:
         lock = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return time.time() - status.st_mtime > _UNLOCKED_S

@@ -1,6 +1,6 @@
 """Errors of disks and network file systems: which of them may pass, and waiting for those.
 
-A network disk answers EIO, ESTALE or a time-out while its server restarts. Such a call is tried again a few times, with
+A network disk returns EIO, ESTALE or a time-out while its server restarts. Such a call is tried again a few times, with
 a line on stderr; what is then still refused is a fault of the machine, not of the file.
 """
 

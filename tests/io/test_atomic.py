@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 from failing_file_systems import Crash, CrashingFileSystem, PowerCutFileSystem, RefusingFileSystem
 
-from reconv.io.atomic import FileSystem, atomic_writer, fsync_dir, remove_temporaries, write_atomic
+from reconv.io.atomic import FileSystem, atomic_writer, disk_full_error, fsync_dir, remove_temporaries, write_atomic
 
 
 def test_after_a_crash_at_any_call_the_file_is_the_old_or_the_new(tmp_path: Path) -> None:
@@ -117,3 +118,8 @@ def test_a_writer_whose_temporary_file_is_removed_writes_it_again(tmp_path: Path
     assert os.listdir(tmp_path) == ["report.html"]
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "missing" / "report.html", "new")
+
+
+def test_the_error_of_a_full_disk_needs_no_stat_of_its_path(tmp_path: Path) -> None:
+    error = disk_full_error(tmp_path / ("x" * 300) / "file", "the disk is full", 5_000_000)  # stat fails
+    assert re.fullmatch(r"[\d.]+ MB needed, [\d,.]+ [MGT]B free", error.why), error.why

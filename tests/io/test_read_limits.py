@@ -1,4 +1,4 @@
-"""The table of limits in docs/data.md."""
+"""The table of limits in docs/how-to/data.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.io import read_limits
 from reconv.logging.json_lines import MAX_FILE_BYTES, MAX_LINE_BYTES, MAX_LINES
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "data.md"
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
 

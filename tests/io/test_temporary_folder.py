@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from reconv.io.temporary_folder import temporary_folder
+from reconv.io.temporary_folder import sweep, temporary_folder
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,20 @@ def test_folders_of_another_kind_and_new_ones_without_a_lock_stay(tmp_path: Path
         other.mkdir()
     with temporary_folder("devices"):
         assert all(other.is_dir() for other in others)
+
+
+def test_a_folder_that_another_process_sweeps_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("reconv-devices-1", "reconv-devices-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".in-use").touch()
+    real = shutil.rmtree
+
+    def delete_all(path: str, ignore_errors: bool = False) -> None:
+        for folder in tmp_path.glob("reconv-devices-*"):
+            real(folder, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", delete_all)
+    assert len(sweep("reconv-devices-")) == 1
+    assert not list(tmp_path.iterdir())
