@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from reconv.cli.options import Command, emit_json, json_option
+from reconv.cli.options import Command, emit_json, json_option, pause_gc
 from reconv.errors import ExitCode
 from reconv.printable import printable
 
@@ -13,9 +13,17 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
 
 
 @click.command(cls=Command)
-@click.option("--hosts", metavar="A,B", help="Also check these machines: ssh, versions, data, and a port here.")
 @click.option(
-    "--data", metavar="DIR", type=click.Path(), help="With --hosts: a dataset that must be the same on all machines."
+    "--hosts", metavar="A,B", help="Also check these machines: ssh, versions, clocks, munge, and a port here."
+)
+@click.option(
+    "--data",
+    metavar="DIR|URL",
+    type=click.Path(),
+    help="With --hosts: a dataset that must be the same on all machines.",
+)
+@click.option(
+    "--runs", metavar="DIR", type=click.Path(), help="With --hosts: a folder for runs that all machines must share."
 )
 @click.option(
     "--port",
@@ -25,23 +33,32 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
     show_default=True,
     help="With --hosts: the port to check.",
 )
+@click.option("--store", metavar="URL", help="Also check access to an object store, as in s3://bucket/imagenet.")
 @json_option
-def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None) -> int:
+def doctor(
+    hosts: str | None, data: str | None, runs: str | None, port: int, store: str | None, json_file: str | None
+) -> int:
     """Check this machine: versions, devices, cores, memory, disk, and what is missing.
 
     \b
     Examples:
       reconv doctor
       reconv doctor --json machine.json
-      reconv doctor --hosts node1,node2 --data /imagenet
+      reconv doctor --hosts node1,node2 --data /imagenet --runs /shared/runs
+      reconv doctor --store s3://bucket/imagenet
     """
     from reconv.environment_checks import as_json, check_machine, has_requirements
 
-    results = check_machine()
+    with pause_gc():  # it imports torch
+        results = check_machine()
     if hosts is not None:
         from reconv.distributed.host_check import check_hosts
 
-        results = [*results, *check_hosts([host for host in hosts.split(",") if host], data, port)]
+        results = [*results, *check_hosts([host for host in hosts.split(",") if host], data, port, shared=runs)]
+    if store is not None:
+        from reconv.data.storage.store_check import check_store
+
+        results = [*results, *check_store(store)]
     if json_file is not None:
         emit_json(as_json(results), json_file)
     else:

@@ -119,7 +119,7 @@ class _ForwardOf(nn.Module):
 def mean_stats(groups: GroupStats, process_group: dist.ProcessGroup | None = None) -> GroupStats:
     """The sample-weighted mean over all groups of all ranks, as one group."""
     sums = ordered_sum([stats * num_samples for num_samples, stats in groups])
-    packed = torch.cat([sums, sums.new_tensor([float(sum(num_samples for num_samples, _ in groups))])])
+    packed = torch.cat([sums, sums.new_full((1,), sum(num_samples for num_samples, _ in groups))])
     dist.all_reduce(packed, group=process_group)
     return [(1, packed[:-1] / packed[-1])]
 

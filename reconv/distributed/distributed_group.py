@@ -8,22 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from reconv.device import load_backend
+from reconv.device import count_devices, load_backend
+from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.ddp import DDPStrategy
-from reconv.distributed.environment import LaunchEnv
+from reconv.distributed.environment import LaunchEnv, requested_backend
 from reconv.distributed.failure import FailureMonitor
 from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup
-from reconv.distributed.rank_store import SECRET_VARIABLE, Signer, new_secret, open_store, wait_for_ranks
+from reconv.distributed.rank_store import SECRET_VARIABLE, Signer, new_secret, open_store
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
 from reconv.errors import RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.recipe.schema import ParallelConfig
@@ -52,6 +53,7 @@ class DistributedProcessGroup(ProcessGroup):
 
     device: torch.device = field(kw_only=True)
     monitor: FailureMonitor = field(kw_only=True)
+    is_distributed: ClassVar[bool] = True
     _pending: list[_PendingMax] = field(default_factory=list)
 
     def all_reduce(self, value: Number) -> Number:
@@ -64,7 +66,7 @@ class DistributedProcessGroup(ProcessGroup):
             total = torch.tensor(value, dtype=torch.float64)
             dist.all_reduce(total)
             return cast(Number, type(value)(total.item()))
-        total = torch.tensor(value, dtype=torch.float32, device=self.device)
+        total = torch.full((), value, dtype=torch.float32, device=self.device)  # a copy could not be captured
         dist.all_reduce(total)
         return cast(Number, total)
 
@@ -143,20 +145,13 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
     while _exit_barriers:
         _exit_barriers.pop()()  # an earlier process group of this process may hold the port
     if launch_env.num_nodes == 1 and sys.platform == "linux":
-        for variable in NIC_VARIABLES:  # nobody outside of this machine has a reason to connect
+        for variable in NIC_VARIABLES:  # no other machine has a reason to connect
             os.environ.setdefault(variable, "lo")
     store, launch_env = open_store(launch_env)
-    wait_for_ranks(store, launch_env)
     try:
-        dist.init_process_group(
-            BACKENDS[device],
-            # A restarted process must not read what its predecessor left in the agent's store.
-            store=PrefixStore(f"reconv/{launch_env.restart_count}", store),
-            rank=launch_env.rank,
-            world_size=launch_env.world_size,
-            timeout=_COLLECTIVE_TIMEOUT,
-        )
-        secret = os.environ.get(SECRET_VARIABLE) or _share_secret()
+        with ConnectingRanks(launch_env) as connecting:
+            connecting.wait_for_all()
+            secret = connecting.run(lambda: _init_process_group(launch_env, device, store))
     except RuntimeError as error:
         if not _is_of_collective(error):
             raise
@@ -166,11 +161,25 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             why=str(error).splitlines()[0],
             then="check the network between the machines, and choose its interface with --nic",
         ) from error
-    torch_device = torch.device(device if device == "cpu" else f"{device}:{launch_env.local_rank}")
+    index = launch_env.local_rank % (count_devices(device) or 1)  # a launcher may show each process its own device
+    torch_device = torch.device(device if device == "cpu" else f"{device}:{index}")
     default_timeout_s = ParallelConfig().heartbeat_timeout_s  # until the recipe is known
     heartbeat = Heartbeat(launch_env, Signer(secret))
     monitor = FailureMonitor(launch_env, heartbeat, store, default_timeout_s)
     return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)
+
+
+def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> str:
+    """Connect to all ranks; returns the secret that they share."""
+    dist.init_process_group(
+        "gloo" if requested_backend() == "gloo" else BACKENDS[device],
+        # A restarted process must not read what its predecessor left in the agent's store.
+        store=PrefixStore(f"reconv/{launch_env.restart_count}", store),
+        rank=launch_env.rank,
+        world_size=launch_env.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+    )
+    return os.environ.get(SECRET_VARIABLE) or _share_secret()
 
 
 def _is_of_collective(error: BaseException) -> bool:

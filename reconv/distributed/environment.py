@@ -17,7 +17,8 @@ _FIRST_PORT, _NUM_PORTS = 20000, 20000  # for jobs without MASTER_PORT: below th
 _LAST_PORT = 65535
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # job names of interactive Slurm jobs
 _LOCALHOST = "127.0.0.1"
-FAILURE_DIR_VARIABLE = "RECONV_FAILURE_DIR"  # set for the processes of --devices
+FAILURE_DIR_VARIABLE = "RECONV_FAILURE_DIR"  # set for the processes of --devices and --elastic
+ROUND_VARIABLE = "RECONV_ELASTIC_ROUND"  # set for those of --elastic: 1 for the first round
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class LaunchEnv:
     local_world_size: int = 1
     launcher: str = ""  # empty: started without one
     master_addr: str = _LOCALHOST
-    master_port: int = 0
+    master_port: int = 0  # 0: rank 0 chooses one, and leaves it in the failure_dir
     restart_count: int = 0  # how often an elastic agent has restarted the processes
     uses_agent_store: bool = False  # the elastic agent serves the store: rank 0 must not open the port itself
-    failure_dir: str = ""  # with --devices: the launching process reads and prints the errors left here
+    failure_dir: str = ""  # with --devices and --elastic: the launching process reads and prints the errors left here
 
     @property
     def num_nodes(self) -> int:
@@ -42,16 +43,32 @@ class LaunchEnv:
 
 
 SINGLE_PROCESS = LaunchEnv()
+BACKEND_VARIABLE = "RECONV_DIST_BACKEND"
 
 
 def read_launch_env(environment: Mapping[str, str] | None = None) -> LaunchEnv:
-    """The launcher's settings for this process; rank 0 of 1 without a launcher. torchrun's variables win."""
+    """The launcher's settings for this process; rank 0 of 1 without a launcher. torchrun's variables win.
+
+    The only rank of a launcher is a single process, unless a backend is asked for.
+    """
     environment = os.environ if environment is None else environment
     for read in (_torchrun, _open_mpi, _pmi, _slurm):
         launch_env = read(environment)
         if launch_env is not None:
-            return launch_env if launch_env.world_size > 1 else LaunchEnv(restart_count=launch_env.restart_count)
+            is_group = launch_env.world_size > 1 or requested_backend(environment) is not None
+            return launch_env if is_group else LaunchEnv(restart_count=launch_env.restart_count)
     return SINGLE_PROCESS
+
+
+def requested_backend(environment: Mapping[str, str] | None = None) -> str | None:
+    """The backend of torch.distributed that the environment asks for: nccl or gloo; None: that of the device.
+
+    With gloo several processes may share a GPU, slowly.
+    """
+    backend = (os.environ if environment is None else environment).get(BACKEND_VARIABLE) or None
+    if backend not in (None, "nccl", "gloo"):
+        raise UsageError(f"{BACKEND_VARIABLE}={backend}: it is nccl or gloo", then=f"unset {BACKEND_VARIABLE}")
+    return backend
 
 
 def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
@@ -85,20 +102,26 @@ def _torchrun(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     number = _number_reader(environment, "torchrun")
+    failure_dir = environment.get(FAILURE_DIR_VARIABLE, "")
+    is_elastic = ROUND_VARIABLE in environment
     launch_env = LaunchEnv(
         rank=number("RANK"),
         world_size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
         local_world_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
-        launcher="--devices" if FAILURE_DIR_VARIABLE in environment else "torchrun",
+        launcher="--elastic" if is_elastic else "--devices" if failure_dir else "torchrun",
         master_addr=environment.get("MASTER_ADDR", _LOCALHOST),
-        master_port=_port(environment, "torchrun"),
-        restart_count=number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0,
+        master_port=0 if failure_dir and not environment.get("MASTER_PORT") else _port(environment, "torchrun"),
+        restart_count=number(ROUND_VARIABLE) - 1 if is_elastic else _restart_count(environment, number),
         uses_agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        failure_dir=environment.get(FAILURE_DIR_VARIABLE, ""),
+        failure_dir=failure_dir,
     )
     _check_ranks(launch_env)
     return launch_env
+
+
+def _restart_count(environment: Mapping[str, str], number: Callable[..., int]) -> int:
+    return number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0
 
 
 def _open_mpi(environment: Mapping[str, str]) -> LaunchEnv | None:

@@ -17,8 +17,8 @@ The exit barrier waits until every other rank has reported what it has to report
 launchers kill all processes as soon as the first one exits. A checkpoint that is being saved is always finished first.
 
 The first rank that fails puts its error into the store, and prints it. The others raise the same error with the same
-exit code and print nothing. With --devices nothing is printed by the ranks: they write their errors to files, and the
-launching process prints the one that is the cause.
+exit code and print nothing. With --devices and --elastic nothing is printed by the ranks: they write their errors to
+files, and the launching process prints the one that is the cause.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from reconv.distributed.environment import LaunchEnv
 from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
 from reconv.io.atomic import system_error, write_atomic
 from reconv.machine import process_state
+from reconv.printable import printable_lines
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,7 +58,7 @@ _STOP_TIMEOUT_S = 2 * HEARTBEAT_S + 10
 _POLL_S = 0.02
 _FAILED = "failed"  # the key of the first error in the store
 SAVING = "saving"  # the phase that is never interrupted
-_RESUME = "run the same command with --resume; torchrun --max-restarts does so by itself"
+RESUME = "run the same command with --resume; torchrun --max-restarts does so by itself"
 # Found by all ranks at the same step, so that none needs to report it to the others.
 _ON_ALL_RANKS = (ExitCode.PREEMPTED, ExitCode.DIVERGED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
@@ -88,6 +89,7 @@ class FailureMonitor:
         """`store` is kept alive until this rank has exited: rank 0 may serve it to the others."""
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.on_lost_rank: Callable[[ReconvError], None] = lambda error: None  # called before the process is aborted
+        self.if_lost = RESUME  # what the user can do when a rank is lost
         self._launch_env = launch_env
         self._heartbeat = heartbeat
         self._store: Store | None = store
@@ -136,7 +138,7 @@ class FailureMonitor:
             if found is not None:
                 return found
             time.sleep(HEARTBEAT_S / 4)
-        return RankLostError("the connection to another rank was closed", where=self._here(), then=_RESUME)
+        return RankLostError("the connection to another rank was closed", where=self._here(), then=self.if_lost)
 
     def _wait_for_abort(self) -> None:
         """Once a thread aborts this process, the main thread must not do anything else."""
@@ -174,9 +176,10 @@ class FailureMonitor:
             os._exit(error.code)
 
     def _continue_stopped_processes(self) -> None:
-        """Send SIGCONT to processes of --devices that were stopped: only then do they see that they should exit."""
+        """Send SIGCONT to stopped processes of the same launcher: only then do they see that they should exit."""
         for peer in self._heartbeat.peers.values():
-            if self._launch_env.failure_dir and peer.beat is not None:
+            is_here = peer.beat is not None and peer.beat.host == platform.node()
+            if self._launch_env.failure_dir and peer.beat is not None and is_here:
                 with suppress(ProcessLookupError):
                     os.kill(peer.beat.pid, signal.SIGCONT)
 
@@ -294,8 +297,8 @@ class FailureMonitor:
         return RankLostError(
             f"rank {rank} is lost: no heartbeat for {peer.silent_s():.0f} s",
             where="no heartbeat was ever received" if beat is None else f"{beat.host}, process {beat.pid}",
-            why=_process_state(beat) + _last_seen(beat),
-            then=_RESUME,
+            why=_with_last_seen(_process_state(beat), beat),
+            then=self.if_lost,
         )
 
     def _store_lost(self, timeout_s: float) -> RankLostError | None:
@@ -306,19 +309,20 @@ class FailureMonitor:
         return RankLostError(
             f"rank 0 cannot be reached: its store has not replied for {silent_s:.0f} s",
             where=f"{self._launch_env.master_addr}:{self._launch_env.master_port}, seen from {self._here()}",
-            why="its machine is down, or the network connection is broken" + _last_seen(rank0),
-            then=_RESUME,
+            why=_with_last_seen("its machine is down, or the network connection is broken", rank0),
+            then=self.if_lost,
         )
 
     def _here(self) -> str:
         return f"rank {self._launch_env.rank} on {platform.node()}"
 
 
-def _last_seen(beat: Beat | None) -> str:
+def _with_last_seen(state: str, beat: Beat | None) -> str:
+    """The state of a rank, and below it what its last heartbeat says."""
     if beat is None:
-        return ""
-    stack = "".join(f"\n           {frame}" for frame in beat.stack)
-    return f"; last phase: {beat.phase}; last stack of its main thread, innermost last:{stack}"
+        return state
+    seen = f"{state}; last phase: {beat.phase}; last stack of its main thread, innermost last:"
+    return printable_lines(seen, *(f"           {frame}" for frame in beat.stack))
 
 
 def _process_state(beat: Beat | None) -> str:

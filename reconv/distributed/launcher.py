@@ -1,6 +1,7 @@
-"""Starts the processes of --devices on this machine, by torch's elastic multiprocessing inside this process.
+"""Starts the processes of --devices and --elastic on this machine, by torch's elastic multiprocessing in this process.
 
-There is no rendezvous: the ranks meet in a folder that only this user can read, and nothing listens on the network.
+With --devices there is no rendezvous: the ranks meet in a folder that only this user can read, and nothing listens on
+the network.
 When `launch` returns or raises, no process is left.
 """
 
@@ -12,14 +13,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
@@ -31,6 +32,7 @@ from reconv.io.temporary_folder import temporary_folder
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 _POLL_S = 0.1
+_PRELOADED = ["reconv.api", "reconv.distributed.distributed_group", "torch._dynamo"]  # DDP imports the last
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
@@ -38,55 +40,79 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
 
     `work` must be a module-level function; its arguments and its result are pickled.
     """
-    for name in _TORCH_LOGGERS:  # errors of ranks are reported here
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     with temporary_folder("devices") as folder:
         return _launch(num_processes, folder, work, args)
 
 
 def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:
     secret = new_secret()
-    ranks = range(num_processes)
-    results: dict[int, T] = {}
-    failed: list[ProcessFailure] = []
+    variables = [_variables(rank, num_processes, folder, secret) for rank in range(num_processes)]
+    ended: list[RunProcsResult] = []
     raised: list[BaseException] = []
 
     def start() -> None:
-        # Processes inherit this thread's signal mask, so a Ctrl-C does not hit them while they import torch. The
-        # resource tracker comes first: starting it unblocks the signal again.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            processes = start_processes(
-                name="reconv",
-                entrypoint=_run_rank,
-                args=dict.fromkeys(ranks, (str(folder), work, args)),
-                envs={rank: _variables(rank, num_processes, folder, secret) for rank in ranks},
-                logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
-                start_method="spawn",
-            )
+            processes = start_ranks(variables, folder, work, args)
             try:
                 outcome = processes.wait(period=_POLL_S)
             finally:
                 processes.close()
             assert outcome is not None
-            results.update(outcome.return_values)
-            failed.extend(outcome.failures.values())
+            ended.append(outcome)
         except BaseException as error:
             raised.append(error)
 
     signals = forward_signals_during(start)
-    if not raised and not failed:
-        return results[0]
-    failures = read_failures(folder)
-    if signals and not failures:  # before there was anything to save
+    if ended and not ended[0].failures:
+        result: T = ended[0].return_values[0]
+        return result
+    if signals and not read_failures(folder):  # before there was anything to save
         raise KeyboardInterrupt if signals[0] == signal.SIGINT else TerminatedError("stopped before the first step")
-    if raised:
-        raise raised[0]
-    first = failed[0]
+    raise raised[0] if raised else failure_of(ended[0], folder)
+
+
+def start_ranks(
+    variables: Sequence[dict[str, str]],
+    folder: Path,
+    work: Callable[..., Any],
+    args: Any,
+    start_method: Literal["spawn", "forkserver"] = "spawn",
+) -> PContext:
+    """Start one process for each set of variables; each writes its error, if it has one, to the folder."""
+    for name in _TORCH_LOGGERS:  # errors of ranks are reported by whoever calls this
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Processes inherit this thread's signal mask, so a Ctrl-C does not hit them while they import torch. The resource
+    # tracker comes first: starting it unblocks the signal again.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    return start_processes(
+        name="reconv",
+        entrypoint=_run_rank,
+        args=dict.fromkeys(range(len(variables)), (str(folder), work, args)),
+        envs=dict(enumerate(variables)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
+        start_method=start_method,
+    )
+
+
+def start_fork_server() -> None:
+    """Start the process from which ranks are forked again and again; it has already imported what they need.
+
+    It never touches a device, so that each rank can initialize its own.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    first = context.Process(target=str)
+    first.start()
+    first.join()  # whoever joins other nodes after this can start its ranks at once
+
+
+def failure_of(outcome: RunProcsResult, folder: Path, first_rank: int = 0) -> ReconvError:
+    """The error of ranks that did not all end well; `first_rank` is the first one of this machine."""
+    first = next(iter(outcome.failures.values()))
     message: Any = first.message  # a text, or a dict with a text
     text = str(message["message"] if isinstance(message, dict) else message)
-    raise choose_failure(failures, first.local_rank, first.exitcode, first.pid, text)
+    return choose_failure(read_failures(folder), first_rank + first.local_rank, first.exitcode, first.pid, text)
 
 
 def _variables(rank: int, num_processes: int, folder: Path, secret: str) -> dict[str, str]:
@@ -113,12 +139,13 @@ def _run_rank(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         sys.exit(failure.code)
 
 
-def forward_signals_during(start: Callable[[], None]) -> list[int]:
+def forward_signals_during(start: Callable[[], None], received: list[int] | None = None) -> list[int]:
     """Run the launcher in a thread, so that it does not handle signals, and forward stop signals to the ranks.
 
-    A rank that is asked to stop saves a checkpoint and exits. Returns the signals that came.
+    A rank that is asked to stop saves a checkpoint and exits. Returns the signals that came; they are in `received` as
+    soon as they come.
     """
-    received: list[int] = []
+    received = [] if received is None else received
     signaled: set[int] = set()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -133,14 +160,14 @@ def forward_signals_during(start: Callable[[], None]) -> list[int]:
         while launcher.is_alive():
             launcher.join(_POLL_S)
             if received:  # repeatedly: processes may have been started since
-                _signal_children(received[0], signaled)
+                signal_ranks(received[0], signaled)
     finally:
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed by Python
     return received
 
 
-def _signal_children(number: int, signaled: set[int]) -> None:
+def signal_ranks(number: int, signaled: set[int]) -> None:
     """Forward a signal, once, to each process; as SIGTERM if it is a SIGINT, which reaches all of them by itself."""
     number = signal.SIGTERM if number == signal.SIGINT else number
     for child in multiprocessing.active_children():

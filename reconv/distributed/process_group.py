@@ -7,8 +7,8 @@ makes the same calls in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeVar
 
 from torch import nn
 
@@ -27,6 +27,8 @@ class ProcessGroup:
     """The ranks of a run and their collectives. This class is the group of a single process."""
 
     launch_env: LaunchEnv = SINGLE_PROCESS
+
+    is_distributed: ClassVar[bool] = False  # whether torch.distributed connects its ranks, were it only one
 
     @classmethod
     def single(cls) -> ProcessGroup:
@@ -87,11 +89,18 @@ class ProcessGroup:
         """Leave the other ranks."""
 
 
-def open_process_group(launch_env: LaunchEnv | None = None, device: str = "cpu") -> ProcessGroup:
-    """Join the process group that the launcher describes. Without a launcher it has this process only."""
+def open_process_group(
+    launch_env: LaunchEnv | None = None, device: str = "cpu", if_lost: str | None = None
+) -> ProcessGroup:
+    """Join the process group that the launcher describes. Without a launcher it has this process only.
+
+    `if_lost` is what the user can do when a rank is lost, if not resume a run.
+    """
     launch_env = read_launch_env() if launch_env is None else launch_env
-    if launch_env.world_size == 1:
+    if launch_env == replace(SINGLE_PROCESS, restart_count=launch_env.restart_count):
         return ProcessGroup(launch_env)
     from reconv.distributed.distributed_group import join
 
-    return join(launch_env, device)
+    process_group = join(launch_env, device)
+    process_group.monitor.if_lost = if_lost or process_group.monitor.if_lost
+    return process_group

@@ -7,19 +7,22 @@ passwords: what ranks write is signed with a secret that they share, and anythin
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
-import os
 import platform
 import secrets
 import socket
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import RankLostError, ReconvError, UsageError
@@ -27,21 +30,26 @@ from reconv.io.atomic import write_atomic
 from reconv.io.wait import WAIT_TIMEOUT_S, ProcessWait
 
 SECRET_VARIABLE = "RECONV_SECRET"  # the same for all ranks; without it rank 0 makes one for each run
-_PORT_FILE = "store-port"  # with --devices, in the folder that the ranks share
+_PORT_FILE = "store-port"  # of ranks on one machine that have no MASTER_PORT, in the folder that the ranks share
+Address = tuple[int, tuple[str, int]]  # family, host and port
 _REQUEST_TIMEOUT = timedelta(seconds=10)
-_NUM_NAMED = 8  # missing ranks to name
+RESOLVE_EVERY_S = 5.0
 
 
 def open_store(launch_env: LaunchEnv) -> tuple[TCPStore, LaunchEnv]:
     """Connect to the store of rank 0, or serve it. Returns it with the address at which it can be reached."""
     is_server = launch_env.rank == 0 and not launch_env.uses_agent_store
-    if launch_env.failure_dir and not is_server:
+    if launch_env.master_port == 0 and not is_server:
         launch_env = replace(launch_env, master_port=_read_port(launch_env))
-    address = _resolve(launch_env)
     if is_server:
-        store, port = _serve(launch_env, address)
+        store, port = _serve(launch_env, _resolve(launch_env))
         return store, replace(launch_env, master_port=port)
-    _wait_for_port(launch_env, address)
+    wait_for_port(
+        lambda: _resolve(launch_env),
+        "rank 0",
+        where=f"rank {launch_env.rank} of {launch_env.world_size} on {platform.node()}",
+        then="start rank 0, or check MASTER_ADDR, MASTER_PORT and the firewall",
+    )
     return connect(launch_env), launch_env
 
 
@@ -69,77 +77,73 @@ def connect(launch_env: LaunchEnv) -> TCPStore:
     if found and isinstance(found[0], TCPStore):
         return found[0]
     why = str(found[0]).splitlines()[0] if found else "what listens there does not reply as rank 0 would"
-    raise _unreachable(launch_env, why)
+    raise unreachable(launch_env, why)
 
 
-def wait_for_ranks(store: TCPStore, launch_env: LaunchEnv) -> None:
-    """Wait until every rank has connected to the store; rank 0 prints which are missing."""
-    arrived = PrefixStore(f"reconv/{launch_env.restart_count}/arrived", store)
-    wait = ProcessWait(is_printed=launch_env.rank == 0)
-    missing = [rank for rank in range(launch_env.world_size) if rank != launch_env.rank]
+def _resolve(launch_env: LaunchEnv) -> Address:
     try:
-        arrived.set(str(launch_env.rank), f"{platform.node()} {os.getpid()}")
-        while missing := [rank for rank in missing if not arrived.check([str(rank)])]:
-            wait.tick(
-                _name_ranks(missing),
-                where=f"{launch_env.world_size} processes expected by {launch_env.launcher}",
-                then="start all processes of the job, and look at the output of the missing ones",
-            )
-    except RuntimeError as error:
-        raise _unreachable(launch_env, str(error).splitlines()[0]) from error
-
-
-def _name_ranks(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _NUM_NAMED} more" if len(ranks) > _NUM_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_NUM_NAMED]))}{more}"
-
-
-def _resolve(launch_env: LaunchEnv) -> tuple[int, tuple[str, int]]:
-    """The address family and the numeric address of rank 0."""
-    try:
-        found = socket.getaddrinfo(launch_env.master_addr, launch_env.master_port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+        return resolve(launch_env.master_addr, launch_env.master_port)
+    except OSError as error:
         raise UsageError(
             f"the address of rank 0, {launch_env.master_addr!r}, cannot be resolved",
             where=f"rank {launch_env.rank} of {launch_env.world_size}, started by {launch_env.launcher}",
             why=str(error),
             then="set MASTER_ADDR to a name or address that every machine of the job knows",
         ) from error
+
+
+def resolve(host: str, port: int) -> Address:
+    """The address family and the numeric address of a host; IPv4 if it has both."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(str(error)) from error
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, (str(address[0]), int(address[1]))
 
 
-def _serve(launch_env: LaunchEnv, address: tuple[int, tuple[str, int]]) -> tuple[TCPStore, int]:
+def _serve(launch_env: LaunchEnv, address: Address) -> tuple[TCPStore, int]:
     """Serve the store on the address of rank 0; with --devices on any free port, which the other ranks read."""
+    host, port = address[1]
+    try:
+        store = serve_store(address, launch_env.world_size)
+    except OSError as error:
+        is_used = error.errno == errno.EADDRINUSE
+        # With --elastic the port was free a moment ago, and the next round has another one.
+        kind = RankLostError if launch_env.failure_dir else UsageError
+        raise kind(
+            f"rank 0 of {launch_env.world_size} cannot listen for the other processes",
+            where=f"{host}:{port}",
+            why=f"another program uses the port ({error.strerror})" if is_used else str(error.strerror),
+            then="set another MASTER_PORT, the same for all processes"
+            if is_used
+            else "set MASTER_ADDR to an address of the machine that runs rank 0",
+        ) from error
+    if port == 0:
+        write_atomic(Path(launch_env.failure_dir) / _PORT_FILE, str(store.port))
+    return store, store.port
+
+
+def serve_store(address: Address, world_size: int) -> TCPStore:
+    """A store that listens on one address only; port 0 is any free one."""
     family, (host, port) = address
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, 0 if launch_env.failure_dir else port))
-        listener.listen(max(128, launch_env.world_size))
-    except OSError as error:
+        listener.bind((host, port))
+        listener.listen(max(128, world_size))
+    except OSError:
         listener.close()
-        raise UsageError(
-            f"rank 0 of {launch_env.world_size} cannot listen for the other processes",
-            where=f"{host}:{port}",
-            why=f"another program uses the port ({error.strerror})" if error.errno == 98 else str(error.strerror),
-            then="set another MASTER_PORT, the same for all processes"
-            if error.errno == 98
-            else "set MASTER_ADDR to an address of the machine that runs rank 0",
-        ) from error
-    port = listener.getsockname()[1]
-    store = TCPStore(
+        raise
+    return TCPStore(
         host,
-        port,
-        launch_env.world_size,
+        listener.getsockname()[1],
+        world_size,
         is_master=True,
         timeout=timedelta(seconds=WAIT_TIMEOUT_S),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),  # the store closes it
     )
-    if launch_env.failure_dir:
-        write_atomic(Path(launch_env.failure_dir) / _PORT_FILE, str(port))
-    return store, port
 
 
 def _read_port(launch_env: LaunchEnv) -> int:
@@ -150,22 +154,24 @@ def _read_port(launch_env: LaunchEnv) -> int:
     return int(file.read_text())
 
 
-def _wait_for_port(launch_env: LaunchEnv, address: tuple[int, tuple[str, int]]) -> None:
-    """Wait until something listens at the address of rank 0."""
-    wait, (host, port) = ProcessWait(), address[1]
+def wait_for_port(find_address: Callable[[], Address], who: str, where: str, then: str) -> None:
+    """Wait until something listens at an address; its name may get another one: that of a new pod."""
+    wait, address, resolved_s = ProcessWait(), find_address(), time.monotonic()
     while True:
+        host, port = address[1]
         try:
             socket.create_connection((host, port), timeout=_REQUEST_TIMEOUT.total_seconds()).close()
             return
         except OSError as error:
-            wait.tick(
-                f"rank 0 at {host}:{port}",
-                where=f"rank {launch_env.rank} of {launch_env.world_size} on {platform.node()}",
-                then=f"start rank 0, or check MASTER_ADDR, MASTER_PORT and the firewall ({error.strerror or error})",
-            )
+            wait.tick(f"{who} at {host}:{port}", where=where, then=f"{then} ({error.strerror or error})")
+        if time.monotonic() - resolved_s >= RESOLVE_EVERY_S:
+            resolved_s = time.monotonic()
+            with suppress(UsageError):  # while there is none
+                address = find_address()
 
 
-def _unreachable(launch_env: LaunchEnv, why: str) -> ReconvError:
+def unreachable(launch_env: LaunchEnv, why: str) -> ReconvError:
+    """The error of a rank that has no connection to the store of rank 0."""
     return RankLostError(
         "rank 0 cannot be reached",
         where=f"{launch_env.master_addr}:{launch_env.master_port}, seen from rank {launch_env.rank}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.distributed.environment import LaunchEnv, first_node, read_launch_env
+from reconv.distributed.environment import LaunchEnv, first_node, read_launch_env, requested_backend
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import UsageError
 
@@ -43,6 +43,15 @@ def test_torchrun_sets_everything() -> None:
         5, 8, 1, 4, "torchrun", "node1", 29400, restart_count=2, uses_agent_store=True
     )
     assert read_launch_env(TORCHRUN).num_nodes == 2
+
+
+def test_the_only_rank_of_a_launcher_is_a_group_if_a_backend_is_asked_for() -> None:
+    one = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_launch_env(one) == LaunchEnv(restart_count=2)
+    assert read_launch_env({**one, "RECONV_DIST_BACKEND": "nccl"}).master_addr == "node1"
+    assert [requested_backend({"RECONV_DIST_BACKEND": name}) for name in ("", "gloo")] == [None, "gloo"]
+    with pytest.raises(UsageError, match="it is nccl or gloo"):
+        requested_backend({"RECONV_DIST_BACKEND": "mpi"})
 
 
 def test_torchruns_variables_take_precedence() -> None:

@@ -14,10 +14,11 @@ from ranks import environment, free_port, in_ranks
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.distributed import rank_store as rendezvous
+from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.environment import LaunchEnv, read_launch_env
 from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.process_group import open_process_group
-from reconv.distributed.rank_store import Signer, open_store, wait_for_ranks
+from reconv.distributed.rank_store import Signer, open_store
 from reconv.errors import ExitCode, RankLostError, UsageError
 from reconv.io import wait
 
@@ -114,9 +115,10 @@ def test_a_signature_is_for_one_key_and_one_secret() -> None:
 @pytest.mark.usefixtures("short_waits")
 def test_rank_0_alone_names_the_missing_rank_and_ends_with_code_7(capfd: pytest.CaptureFixture[str]) -> None:
     env = launch_env(0, free_port(), world_size=3)
-    store, env = open_store(env)
-    with pytest.raises(RankLostError, match="ranks 1, 2 did not respond within") as error:
-        wait_for_ranks(store, env)
+    _store, env = open_store(env)
+    match = "ranks 1, 2 did not respond within"
+    with pytest.raises(RankLostError, match=match) as error, ConnectingRanks(env) as connecting:
+        connecting.wait_for_all()
     assert error.value.code == ExitCode.RANK_LOST
     assert "waiting for ranks 1, 2, 0 s of 0" in capfd.readouterr().err
 
@@ -161,3 +163,22 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
     with pytest.raises(UsageError, match="cannot listen") as error:
         open_store(replace(launch_env(0, free_port()), master_addr="192.0.2.1"))  # an address for documentation
     assert "MASTER_ADDR" in error.value.then
+
+
+def test_a_rank_finds_rank_0_at_the_new_address_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a pod that was replaced: nothing listens at the address that the name had first."""
+    resolve, names = socket.getaddrinfo, []
+
+    def getaddrinfo(host: str, *args: object, **options: object) -> object:
+        if host == "localhost":
+            names.append(host)
+        return resolve("127.0.0.2" if len(names) == 1 else host, *args, **options)  # type: ignore[arg-type]
+
+    server_env = launch_env(0, free_port())
+    store, _ = open_store(server_env)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(rendezvous, "RESOLVE_EVERY_S", 0.0)
+    other, _ = open_store(replace(launch_env(1, server_env.master_port), master_addr="localhost"))
+    other.set("found", "yes")
+    assert store.get("found") == b"yes"
+    assert len(names) > 1

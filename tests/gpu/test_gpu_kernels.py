@@ -34,6 +34,7 @@ from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 from reconv.kernels.norm_max_pool import ops as pool
 from reconv.kernels.norm_squeeze_excite import ops as gated
 from reconv.kernels.normalize_images.ops import normalize_images
+from reconv.kernels.softmax_topk.ops import softmax_topk
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
@@ -118,6 +119,15 @@ def test_batch_norm(form: str, dtype: torch.dtype) -> None:
         for groups in GROUPS:
             errors = norm_errors(form, channels, side, groups, dtype)
             assert max(errors.values()) <= TOLERANCES[dtype], (channels, side, groups, errors)
+
+
+@all_dtypes
+def test_softmax_topk(dtype: torch.dtype) -> None:
+    logits = torch.randn(256, 1000, device="cuda").to(dtype)
+    scores, labels = softmax_topk(logits, 5)
+    expected = logits.float().softmax(1)
+    torch.testing.assert_close(scores, expected.topk(5).values)
+    torch.testing.assert_close(expected.gather(1, labels), scores)
 
 
 @pytest.mark.parametrize("kernel", STEM_KERNELS)
