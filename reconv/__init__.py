@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+IMPORTED_S = time.perf_counter()  # about when the process started, where the system does not say
 
 if TYPE_CHECKING:
     from reconv.inference.evaluate_run import evaluate

@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
-    PIPE_CLOSED = 141  # nobody reads the output any more, as in `reconv recipes | head -1`
+    PIPE_CLOSED = 141  # the reader of the output has closed it, as in `reconv recipes | head -1`
     TERMINATED = 143  # SIGTERM or another stop signal, and no checkpoint was saved
 
 
@@ -91,6 +91,12 @@ class UnreadableDataError(DataError):
     """The system refuses to read a file of the data: no image is bad, so it is never left out instead."""
 
     code = ExitCode.RESOURCES
+
+
+class ChangedDataError(UnreadableDataError):
+    """An object was replaced in its store while it was in use; it is not a bad image either."""
+
+    code = ExitCode.DATA
 
 
 class CheckpointError(ReconvError):
@@ -174,7 +180,7 @@ class InterruptedRunError(ReconvError):
 
 
 class PipeClosedError(ReconvError):
-    """Whatever read the output of a command has ended; there is nobody to tell."""
+    """The program that reads the output of a command has ended; a message would not be read."""
 
     code = ExitCode.PIPE_CLOSED
     is_reported = True

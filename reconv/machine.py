@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import re
+import resource
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,15 @@ class Machine:
     libraries: Path = Path("/usr/lib")
     folder: Path = field(default_factory=Path.cwd)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def process_age_s(machine: Machine) -> float | None:
+    """Seconds since this process was started, to a hundredth; None where the system does not say."""
+    stat = read_system_file(machine.proc / "self" / "stat")
+    if stat is None or not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    start_ticks = int(stat.rpartition(")")[2].split()[19])
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def usable_cores(machine: Machine) -> int:
@@ -57,6 +69,17 @@ def available_memory_bytes(machine: Machine) -> int | None:
         if limit is not None and taken is not None:
             available.append(max(0, limit - taken + (int(files[1]) if files else 0)))
     return min(available) if available else None
+
+
+def has_address_space(num_bytes: int) -> bool:
+    """Whether this process may still map so much memory (ulimit -v)."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return True
+    try:
+        mmap.mmap(-1, num_bytes).close()
+    except (OSError, MemoryError):
+        return False
+    return True
 
 
 def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
@@ -100,6 +123,17 @@ def read_system_file(path: Path) -> str | None:
 def parse_number(text: str) -> int | None:
     """An integer, or None if the text is not one."""
     return int(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def process_exists(pid: int) -> bool:
+    """Whether there is a process with this id on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def process_state(pid: int) -> str:

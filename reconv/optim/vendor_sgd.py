@@ -16,7 +16,7 @@ _BUFFER = "momentum_buffer"  # torch.optim.SGD's key for it, which vendors keep
 class VendorSGD:
     """Calls one vendor optimizer for each list of parameters that is updated together.
 
-    Weights and momentum stay in our tensors, so checkpoints are the same whoever updated them.
+    Weights and momentum stay in our tensors, so checkpoints do not depend on which implementation updated them.
     """
 
     def __init__(self, sgd_class: SGDClass) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.metrics.metrics_state import MetricsState
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ class Metrics(Protocol):
         """Metrics as fractions. Synchronizes with the device once."""
         ...
 
-    def state(self) -> Any:
-        """What this process has accumulated, as plain data that can be sent to other ranks."""
+    def state(self) -> MetricsState:
+        """What was accumulated, as arrays that can be sent to other ranks and written to a file."""
         ...
 
-    def merge(self, states: Sequence[Any]) -> None:
-        """Replace what was accumulated by the states of all ranks, this one included."""
+    def merge(self, states: Sequence[MetricsState]) -> None:
+        """Replace what was accumulated by these states, which include its own. Their order does not matter."""
         ...
 
 

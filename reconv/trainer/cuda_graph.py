@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.logging.phases import Phase, PhaseTimer
 from reconv.trainer.step import StepResult, StepScalars
 
 WARMUP_STEPS = 3  # eager steps first: they allocate every tensor and choose every algorithm that a capture must find
+DDP_WARMUP_STEPS = 11  # DistributedDataParallel times its first ten steps, which cannot be captured
 MAX_GRAPHS = 16  # each keeps the memory of its activations
 
 BatchShape = tuple[object, ...]
@@ -60,6 +62,8 @@ class StepGraphs:
     """One captured graph for each shape of batch."""
 
     device: GraphCapture
+    warmup_steps: int = WARMUP_STEPS
+    phases: PhaseTimer = field(default_factory=PhaseTimer)
     _num_runs: dict[BatchShape, int] = field(default_factory=dict)
     _captured: dict[BatchShape, _CapturedStep] = field(default_factory=dict)
 
@@ -68,9 +72,10 @@ class StepGraphs:
         shape = tuple(_shape(batch) for batch in micro_batches)
         if shape not in self._captured:
             num_runs = self._num_runs[shape] = self._num_runs.get(shape, 0) + 1
-            if num_runs <= WARMUP_STEPS or len(self._captured) == MAX_GRAPHS:
+            if num_runs <= self.warmup_steps or len(self._captured) == MAX_GRAPHS:
                 return self.device.run_on_stream(lambda: run_eager(scalars, micro_batches))
-            self._captured[shape] = self._capture(run_eager, scalars, micro_batches)
+            with self.phases.during(Phase.KERNELS):
+                self._captured[shape] = self._capture(run_eager, scalars, micro_batches)
         return self._captured[shape](scalars, micro_batches)
 
     def _capture(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> _CapturedStep:

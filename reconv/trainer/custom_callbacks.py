@@ -1,4 +1,4 @@
-"""Callbacks that users write: `reconv.Callback`, what it is told about the run, and how the trainer calls it.
+"""Callbacks that users write: `reconv.Callback`, what it receives about the run, and how the trainer calls it.
 
 Rank 0 calls the hooks; what they ask for is agreed on with the other ranks at once, so that a run on several ranks
 stops at the same step as on one.

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from reconv.logging.phases import Phase
 from reconv.metrics.analysis import analyze_metrics
 from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
 from reconv.report.html import write_report
@@ -58,7 +59,7 @@ class LiveReport(TrainerCallback):
         start_s = time.monotonic()
         since_s = None if self.written_s is None else start_s - self.written_s
         try:
-            with trainer.clock.paused():
+            with trainer.clock.paused(Phase.REPORTS):
                 if trainer.evaluator.last_metrics is not None:
                     write_analysis(self.run, trainer)
                 write_report(self.run.run_dir.path, live_page(time.time(), since_s))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
+from reconv.checkpoint.mirror.run_mirror import RunMirror
+from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import provide
 from reconv.data.decode.native import choose_decoder, native_support
 from reconv.device import Device, configure_algorithms, device_kind, open_device
@@ -15,8 +19,10 @@ from reconv.distributed.environment import read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.errors import RecipeError
-from reconv.machine import Machine, available_memory_bytes, cores_per_process
+from reconv.errors import RecipeError, ResourceError
+from reconv.logging.phases import Phase, PhaseTimer, process_start_s
+from reconv.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
+from reconv.printable import printable
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
 from reconv.recipe.resolved import fit_to_data
@@ -36,6 +42,8 @@ from reconv.trainer.resume import (
 )
 from reconv.trainer.run_setup import RunArgs, check_same_data, resolve_recipe
 
+_MIN_ADDRESS_SPACE = 8 << 20  # bytes: the stack of one thread
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
@@ -50,6 +58,8 @@ class PreparedRun:
     existing: ExistingRun | None = None  # the run that is resumed
     notes: tuple[str, ...] = ()  # for the log
     trust_code: bool = False  # of a teacher's recipe
+    mirror: RunMirror | None = None  # the run's copy in an object store; on rank 0
+    phases: PhaseTimer = field(default_factory=PhaseTimer)
 
     def on_one_device(self) -> Self:
         """This run on a single device, with the device's share of the global batch."""
@@ -70,26 +80,34 @@ def prepare_run(
     launch_env = read_launch_env()
     if launch_env.restart_count:  # an elastic agent has restarted the processes
         args = replace(args, resume=True)
+    phases = PhaseTimer(process_start_s() if args.command else None)  # in Python the process is not ours
+    phases.enter(Phase.DEVICE)
+    _check_address_space()
     choose_nic(args.nic)
     process_group = open_process_group(launch_env, device_kind(args.device))
+    phases.enter(Phase.PLAN)
     with ExitStack() as stack:
         stack.enter_context(report_failures(process_group))
         provide(args.objects)
+        mirror = _open_mirror(args, process_group, stack)
         resolved = process_group.on_rank0(lambda: resolve_recipe(args))
         import_code(resolved.recipe)
         process_group.set_phase("opening the data")
-        datasets = open_data(resolved.recipe, process_group)
-        check_same_data(process_group, datasets)
+        with phases.during(Phase.DATA_INDEX):
+            datasets = open_data(resolved.recipe, process_group)
+            check_same_data(process_group, datasets)
         resolved = fit_to_data(resolved, len(datasets.train), len(datasets.train.class_names))
         if args.resume:
             fitted = resolved
             resolved = process_group.on_rank0(lambda: with_durations_of_run(fitted, args.out, args.runs))
         recipe = resolved.recipe
         existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
+        with phases.during(Phase.DEVICE):
+            pci_address = open_device(args.device, local_rank=launch_env.local_rank).pci_address
         affinity_note = stack.enter_context(
             cpu_affinity(
                 recipe.engine.cpu_affinity,
-                open_device(args.device, local_rank=launch_env.local_rank).pci_address,
+                pci_address,
                 local_rank=launch_env.local_rank,
                 local_world_size=launch_env.local_world_size,
             )
@@ -99,7 +117,8 @@ def prepare_run(
         check_worker_memory(plan, recipe, launch_env.local_world_size, available_memory_bytes(Machine()))
         restore_point.check_step(plan.total_steps)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
-        device = open_device(args.device, plan.threads, launch_env.local_rank)
+        with phases.during(Phase.DEVICE):
+            device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
             plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
             configure_algorithms(device, recipe.engine)
@@ -114,7 +133,34 @@ def prepare_run(
             existing=existing,
             notes=notes,
             trust_code=args.trust_code,
+            mirror=mirror,
+            phases=phases,
         )
+
+
+def _check_address_space() -> None:
+    """Refuse to start threads where there is no room: one that fails to begin would be waited for without end."""
+    if not has_address_space(_MIN_ADDRESS_SPACE):
+        raise ResourceError(
+            "out of memory",
+            why=f"less than {_MIN_ADDRESS_SPACE >> 20} MiB of address space are left to this process (ulimit -v)",
+            then="raise the limit: ulimit -v unlimited",
+        )
+
+
+def _open_mirror(args: RunArgs, process_group: ProcessGroup, stack: ExitStack) -> RunMirror | None:
+    """The copy of the run in an object store, on rank 0; what it has of the run is there afterwards."""
+    opened: list[RunMirror] = []
+
+    def open_on_rank0(url: str, out: Path) -> None:
+        process_group.set_phase(f"opening {url}")
+        log = lambda text: print(printable(text), file=sys.stderr, flush=True)  # noqa: E731
+        opened.append(stack.enter_context(RunMirror.open(url, RunDir(out), args.resume, log)))
+
+    url, out = args.mirror, args.out
+    if url is not None and out is not None:
+        process_group.on_rank0(lambda: open_on_rank0(url, out))
+    return opened[0] if opened else None
 
 
 def _open_existing(

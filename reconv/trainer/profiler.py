@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from reconv.batch import Batch
 from reconv.device import Device
 from reconv.errors import UsageError
+from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.printable import printable_lines
 from reconv.recipe.plan import Plan
@@ -72,7 +74,9 @@ class StepProfiler(TrainerCallback):
         step = run.restore_point.step
         if (first, last) != _NO_STEPS and last <= step:
             run.logger.warning(f"nothing is profiled: steps {first} to {last} are already done", step)
-        return cls(first, last, run.run_dir.path / "traces", run.device, run.logger, run.clock.paused)
+        return cls(
+            first, last, run.run_dir.path / "traces", run.device, run.logger, partial(run.clock.paused, Phase.REPORTS)
+        )
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
         """Name and time what runs inside, while a step is profiled."""

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from reconv.distributed.elastic_config import ElasticConfig
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.errors import UsageError
 from reconv.logging.events import Event
@@ -15,9 +16,10 @@ from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
 from reconv.recipe.units import BatchPerDevice
+from reconv.trainer.elastic_run import train_elastic
 from reconv.trainer.python_objects import DatasetPair, PythonObjects, name_datasets
 from reconv.trainer.run_result import RunResult
-from reconv.trainer.run_setup import RunArgs, run_on_devices
+from reconv.trainer.run_setup import RunArgs, local_out, run_on_devices
 from reconv.trainer.training_run import run_training
 
 # Options of `reconv train` that Python has under another name, or not at all.
@@ -53,6 +55,8 @@ def train(
     resume: bool = False,
     device: str = "auto",
     devices: int | None = None,
+    elastic: str | None = None,
+    rendezvous: str | None = None,
     nic: str | None = None,
     console: str | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -68,8 +72,8 @@ def train(
     The keywords are the options of `reconv train`; `overrides` sets any other field of the recipe, as in
     `{"schedule.lr": 0.05}`. `data` is a path or a pair of map-style datasets, for training and validation. `model` is a
     name, a module, its class or a function that builds it; loss, transforms, metrics and callbacks are your own as
-    well, all as described in docs/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the
-    untouched schedule; `resume` continues.
+    well, all as described in docs/how-to/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on
+    the untouched schedule; `resume` continues.
 
     `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
     that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
@@ -99,15 +103,18 @@ def train(
     if batch_size is not None and batch_per_device is not None:
         raise UsageError("batch_size and batch_per_device cannot be combined", then="use one of them")
     keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
-    if on_event is not None and must_launch(devices, read_launch_env()):
+    config = _elastic_config(elastic, rendezvous, devices)
+    if on_event is not None and (config is not None or must_launch(devices, read_launch_env())):
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )
+    out, mirror = local_out(out, runs)
     args = RunArgs(
         recipe=str(recipe),
         overrides=(*objects.overrides, *keywords, *_as_overrides(overrides)),
         data=path,
-        out=None if out is None else Path(out),
+        out=out,
+        mirror=mirror,
         resume=resume,
         runs=Path(runs),
         device=device,
@@ -119,7 +126,17 @@ def train(
         objects=objects.objects,
         return_when_interrupted=in_ipython(),
     )
+    if config is not None:
+        return train_elastic(config, run_training, args)
     return run_on_devices(devices, run_training, args, on_event)
+
+
+def _elastic_config(elastic: str | None, rendezvous: str | None, devices: int | None) -> ElasticConfig | None:
+    if elastic is None:
+        if rendezvous is not None:
+            raise UsageError("--rendezvous is for elastic runs", then="add --elastic MIN:MAX, as in --elastic 1:4")
+        return None
+    return ElasticConfig.parse(elastic, rendezvous, devices or 1)
 
 
 def in_ipython() -> bool:

@@ -20,6 +20,7 @@ from reconv.data.readers.dataset_factory import select
 from reconv.data.transforms.device_transforms import denormalize
 from reconv.io.atomic import write_atomic
 from reconv.logging.events import ImageLogged
+from reconv.logging.phases import Phase
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.multilabel_metrics import MultilabelMetrics
 from reconv.metrics.topk import I64, ClassificationMetrics, PredictionTable
@@ -48,7 +49,7 @@ class ReportImages(TrainerCallback):
     def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
         if step == 0 and self.run.process_group.is_rank0:
             first = next(trainer.step.forward_batches(micro_batches))
-            with torch.no_grad():
+            with torch.no_grad(), trainer.clock.phases.during(Phase.REPORTS):
                 self._log_first_batch(trainer.step.preprocess(first, step))
 
     def on_fit_end(self, trainer: Trainer) -> None:

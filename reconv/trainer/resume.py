@@ -23,7 +23,8 @@ from reconv.checkpoint.store import LoadedCheckpoint, open_store
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
 from reconv.io.atomic import write_atomic
-from reconv.logging.events import CheckpointSaved, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import CheckpointSaved, TrainProgress
 from reconv.logging.formatting import resume_command
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document
@@ -128,8 +129,20 @@ def open_existing(
     lock_run_dir(run_dir, stack, launch_env)
     notes, is_longer = check_same_run(run_dir, recipe, command)
     if run_dir.is_finished() and not is_longer:
-        return ExistingRun(run_dir, notes, is_finished=True, summary=read_summary(run_dir.path)), ()
+        damage = _damage_of_last_checkpoint(run_dir)
+        if not damage:
+            return ExistingRun(run_dir, notes, is_finished=True, summary=read_summary(run_dir.path)), ()
+        notes = (*notes, f"the run is finished, but {damage}: training its last steps again")
     return ExistingRun(run_dir, notes), ()
+
+
+def _damage_of_last_checkpoint(run_dir: RunDir) -> str:
+    """What is wrong with the newest checkpoint where an older one is valid; empty if nothing is."""
+    newest = open_store(run_dir).newest() if run_dir.checkpoints.exists() else None
+    if newest is None or newest.path is None or not newest.skipped:
+        return ""
+    path, why = newest.skipped[0]
+    return f"{path.name} is damaged ({why})"
 
 
 def create_run_dir(recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv) -> RunDir:

@@ -14,7 +14,9 @@ from reconv.errors import ExitCode, ReconvError, UnreadableRunError
 from reconv.io.atomic import system_error
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
+from reconv.logging.phases import phase_lines
 from reconv.logging.run_logger import RunLogger
+from reconv.printable import printable_lines
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
 from reconv.trainer.oom import out_of_memory_error
@@ -102,6 +104,10 @@ class RunFinalizer:
             return
         self._is_logged = True
         step = self._first_step if self.trainer is None else self.trainer.counters.step
+        phases = self._run.phases.seconds()
+        if self._run.recipe.profile != "off":
+            table = [f"where the time went, {sum(phases.values()):.2f} s so far:", *phase_lines(phases)]
+            self._logger.info(printable_lines(*table), step)
         self._logger.log(
             RunEnded(
                 step=step,
@@ -113,6 +119,8 @@ class RunFinalizer:
                 train_s=self._clock.train_s,
                 wait_s=self._clock.wait_s,
                 timed_images=self._clock.timed_images,
+                startup_s=self._clock.startup_s,
+                phases=phases,
                 fields=self.fields,
             )
         )

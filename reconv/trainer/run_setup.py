@@ -9,13 +9,16 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.checkpoint.mirror.run_download import download_run, read_mirror_url
+from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import is_import_path, provide, require_trust
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
-from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.environment import must_launch, read_launch_env, requested_backend
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
+from reconv.io.object_store.object_store import as_url, is_url, local_folder, open_object_store
 from reconv.logging.exporters import require_packages
 from reconv.machine import Machine, available_memory_bytes
 from reconv.models import option_names
@@ -53,6 +56,7 @@ class RunArgs:
         False  # that a teacher or initial weights name; what the recipe names is imported without a question
     )
     objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
+    mirror: str | None = None  # the address of a copy of the run in an object store
     return_when_interrupted: bool = False  # after Ctrl-C and a save, return the result instead of raising
 
 
@@ -66,13 +70,30 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
     provide(args.objects)  # here too, for an evaluation of the run that comes after it
-    _check_picklable(args.objects)
+    check_picklable(args.objects)
+    take_run_back(args)
     check_num_devices(devices, args.device, resolve_recipe(args).recipe)
     check_out_is_free(args.out, args.resume)
     return launch(devices, function, args, *more)
 
 
-def _check_picklable(objects: Mapping[str, Any]) -> None:
+def take_run_back(args: RunArgs) -> None:
+    """Download the run to resume from its copy in an object store, if that is newer."""
+    if args.mirror is not None and args.resume and args.out is not None:
+        download_run(open_object_store(args.mirror), RunDir(args.out), lambda text: None)
+
+
+def local_out(out: str | Path | None, runs: str | Path) -> tuple[Path | None, str | None]:
+    """The run directory on this machine and the address of its copy, from --out or from the run directory itself."""
+    if out is None:
+        return None, None
+    if is_url(out):
+        url = as_url(out)
+        return local_folder(url, Path(runs)), url
+    return Path(out), read_mirror_url(RunDir(Path(out)))
+
+
+def check_picklable(objects: Mapping[str, Any]) -> None:
     """Refuse objects from Python that cannot be sent to other processes."""
     for name, value in objects.items():
         try:
@@ -126,7 +147,7 @@ def check_machine_has(devices: int, device: str) -> None:
         raise UsageError(f"--device {device} is a single device, and --devices {devices} needs several")
     kind, available = device_kind(device), available_memory_bytes(Machine())
     num_devices = count_devices(kind)
-    if num_devices is not None and devices > num_devices:
+    if num_devices is not None and devices > num_devices and requested_backend() != "gloo":
         raise UsageError(f"--devices {devices}: this machine has {count(num_devices, kind + ' device')}")
     if available is not None and devices * _MIN_PROCESS_BYTES > available:
         raise UsageError(

@@ -19,6 +19,7 @@ from reconv.errors import ExitCode, PreemptedError, ReconvError
 from reconv.inference.evaluate import EvaluationStopped
 from reconv.io.stop_signals import signal_name
 from reconv.logging.clock import RunClock
+from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.trainer.callbacks import TrainerCallback
@@ -69,6 +70,7 @@ class Trainer:
         try:
             self._fit()
         finally:
+            self.clock.phases.enter(Phase.END)
             for callback in self.callbacks:
                 callback.teardown(self)
 
@@ -78,6 +80,7 @@ class Trainer:
         self.process_group.on_rank0(self.logger.check)
         self.checkpointer.complete_last_save(self.counters)
         self._run_missed_evaluation()
+        self.clock.phases.enter(Phase.FIRST_STEP)
         for micro_batches in self._batches():
             self._train_step(micro_batches)
             if self.plan.log.due(self.counters.step, self.plan.total_steps):
@@ -89,12 +92,13 @@ class Trainer:
             if self.is_paused:
                 break
         self.progress.log(self.counters.step)
+        self.clock.phases.enter(Phase.END)
         if self.is_paused:
             self._pause()
             return
         if self.stop_reason:
             self.logger.info(f"stopped early: {self.stop_reason}", self.counters.step)
-        with self.clock.paused():
+        with self.clock.paused(Phase.SAVES):
             self.checkpointer.wait()
         self.checkpointer.complete_last_save(self.counters)
         for callback in self.callbacks:
@@ -140,7 +144,7 @@ class Trainer:
         step, evaluator, history = self.counters.step, self.evaluator, self.counters.history
         before = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
         try:
-            with self.clock.paused(), self._phase("evaluating"):
+            with self.clock.paused(Phase.EVALUATION), self._phase("evaluating"):
                 results = evaluator.evaluate(step, self._stop_requested)
         except EvaluationStopped:  # it runs again after the resume
             return False
@@ -173,7 +177,7 @@ class Trainer:
             self._save(reason)
 
     def _save(self, reason: str) -> None:
-        with self.clock.paused(), self._phase("saving"):
+        with self.clock.paused(Phase.SAVES), self._phase("saving"):
             for callback in self.callbacks:
                 callback.on_save_start(self)
             self.checkpointer.save(self.counters, reason)
@@ -211,7 +215,7 @@ class Trainer:
         """Save a checkpoint, unless this step has one; the run can be resumed."""
         if self.plan.save is not None and self.checkpointer.saved_step != self.counters.step:
             self._save("stop")
-        with self.clock.paused():
+        with self.clock.paused(Phase.SAVES):
             self.checkpointer.wait()
 
     def _exit(self, signum: int = 0) -> None:
@@ -222,7 +226,7 @@ class Trainer:
             raise StoppedWithoutSaveError(signum)
         if self.checkpointer.saved_step != step:
             self._save("stop")
-        with self.clock.paused():
+        with self.clock.paused(Phase.SAVES):
             self.checkpointer.wait()
         raise PreemptedError(
             f"stopped by {signal_name(signum)} after step {step} of {self.plan.total_steps}; checkpoint saved",

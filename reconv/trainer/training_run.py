@@ -37,7 +37,9 @@ from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
-from reconv.logging.events import AttemptStarted, Event, EventFile, LogMessage, read_event_file
+from reconv.logging.event_log import EventFile, read_event_file
+from reconv.logging.events import AttemptStarted, Event, LogMessage
+from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, usable_cores
 from reconv.precision import check_precision
@@ -60,6 +62,7 @@ from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.live_report import LiveReport
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.mirror_requests import MirrorRequests
 from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.prepare_run import PreparedRun, prepare_run
@@ -72,7 +75,7 @@ from reconv.trainer.resume import (
 )
 from reconv.trainer.run_finalizer import RunFinalizer
 from reconv.trainer.run_result import RunResult
-from reconv.trainer.run_setup import RunArgs, describe_ranks
+from reconv.trainer.run_setup import RunArgs, describe_ranks, local_out
 from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
@@ -124,10 +127,11 @@ class TrainingRun(PreparedRun):
         on_event: Callable[[Event], None] | None = None,
     ) -> AbstractContextManager[TrainingRun]:
         """Set up a run of a preset or a YAML file; the run directory is `out` or a new one in `runs`."""
-        out = None if out is None else Path(out)
-        return cls.from_args(
-            RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console), on_event
+        out, mirror = local_out(out, runs)
+        args = RunArgs(
+            str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console, mirror=mirror
         )
+        return cls.from_args(args, on_event)
 
     @classmethod
     @contextmanager
@@ -145,6 +149,9 @@ class TrainingRun(PreparedRun):
             stop_signal = stack.enter_context(StopSignal())
             prepared = choose_micro_batch(replace(prepared, notes=(*prepared.notes, *notes)))
             run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
+            if prepared.mirror is not None:
+                stack.enter_context(prepared.mirror)  # copies what is written when the run ends
+                prepared.mirror.start(run_dir)
             logger = stack.enter_context(
                 open_run_logger(
                     run_dir,
@@ -156,7 +163,7 @@ class TrainingRun(PreparedRun):
                 )
             )
             _log_start(prepared, run_dir, args.command, logger)
-            clock = RunClock()
+            clock = RunClock(phases=prepared.phases)
             finalizer = RunFinalizer(prepared, run_dir, clock, logger)
             stack.enter_context(finalizer.finalize())
             yield cls(
@@ -173,6 +180,9 @@ class TrainingRun(PreparedRun):
     @classmethod
     def _open_finished(cls, prepared: PreparedRun, existing: ExistingRun, stack: ExitStack) -> TrainingRun:
         """A run that has nothing left to do; nothing is logged."""
+        if prepared.mirror is not None:
+            stack.enter_context(prepared.mirror)  # what is missing in its copy
+            prepared.mirror.start(existing.run_dir)
         logger, clock = RunLogger(), RunClock()
         finalizer = RunFinalizer(prepared, existing.run_dir, clock, logger)
         finalizer.result = RunResult(existing.run_dir.path, existing.summary, ExitCode.OK, was_finished=True)
@@ -202,6 +212,7 @@ class TrainingRun(PreparedRun):
         """Build the trainer; that of a resumed run continues from its checkpoint."""
         if self.is_finished:
             raise UsageError(f"{self.run_dir.path} is finished", then="start a new run, or extend it with --epochs")
+        self.phases.enter(Phase.MODEL)
         stage_times = StageTimes()
         writer = AsyncWriter()
         self._exit_when_rank_is_lost(writer)
@@ -305,6 +316,7 @@ class TrainingRun(PreparedRun):
             CheckpointAveraging(self),
             ReportImages(self),
             LiveReport(self),
+            *([MirrorRequests(self.mirror, self.logger)] if self.mirror is not None else []),
             *([CustomCallbacks(self, configs, counters.callbacks)] if (configs := self.recipe.callbacks) else []),
         ]
 

@@ -140,6 +140,7 @@ def loss_after(mode: str, rounding: Rounding | None, num_steps: int) -> float:
     return loss.item()
 
 
+@pytest.mark.slow
 def test_half_precision_weights_learn_where_nearest_rounding_stalls() -> None:
     first = loss_after("fp32", None, 1)
     full = loss_after("fp32", None, 500)

@@ -14,7 +14,8 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import PreemptedError
-from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunEnded, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunEnded, TrainProgress
 from reconv.trainer.early_stopping import EarlyStopping
 
 SMALL = {"length": "8ep", "data.subset_percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps

@@ -12,7 +12,8 @@ from reconv.api import RunResult
 from reconv.cli import main
 from reconv.errors import UsageError
 from reconv.logging import formatting as fmt
-from reconv.logging.events import EvalFinished, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished
 
 SETTINGS = {"length": "1ep", "evaluate.num_samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
 

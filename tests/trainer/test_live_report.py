@@ -8,7 +8,8 @@ import pytest
 
 import reconv
 from reconv.errors import ExitCode
-from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunPlanned, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunPlanned, TrainProgress
 from reconv.trainer import live_report
 from reconv.trainer.live_report import live_page
 

@@ -14,7 +14,8 @@ import reconv
 from reconv.bench.bench_run import bench_args
 from reconv.checkpoint.store import CheckpointStore
 from reconv.device import Cpu
-from reconv.logging.events import LogMessage, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import LogMessage
 from reconv.machine import Machine
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override

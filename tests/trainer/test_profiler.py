@@ -13,7 +13,8 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, UsageError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 SMALL = {
     "length": "8step",
@@ -78,6 +79,9 @@ def test_profile_table_has_step_parts_and_operators() -> None:
         assert word in table
     report = (run / "report.html").read_text()
     assert "aten::convolution_backward" in report
+
+    [phases] = [text for text in _notes(run) if text.startswith("where the time went")]
+    assert {"plan", "training", "saves", "reports"} <= {line.split()[0] for line in phases.splitlines()[1:]}
 
     times = [float(line.split()[-3]) for line in table.splitlines()[1:6]]
     whole = float(table.splitlines()[0].split()[2])

@@ -16,7 +16,8 @@ import reconv
 from reconv.api import RunResult
 from reconv.environment_checks import torch_version_note
 from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 from reconv.recipe.loader import load
 
 SHORT = {"length": "4step", "schedule.warmup": "1step", "log.every": "1step", "evaluate.every": "4step"}

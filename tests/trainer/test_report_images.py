@@ -19,7 +19,8 @@ from reconv.data.boxes.annotations import Annotation, DetectionDataset, make_ann
 from reconv.data.dataset import Sample
 from reconv.data.inspect.draw_boxes import class_color
 from reconv.errors import DataError, ExitCode, UsageError
-from reconv.logging.events import EvalFinished, ImageLogged, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, ImageLogged
 from reconv.metrics import coco_eval as coco
 from reconv.trainer.build.datasets import check_has_objects
 from reconv.trainer.detection_images import NUM_DETECTION_IMAGES, TILE_PX

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 import reconv
-from reconv.errors import ExitCode
-from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
+from reconv.errors import ExitCode, PreemptedError
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, RunEnded, TrainProgress
 from reconv.trainer.training_run import TrainingRun
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
@@ -64,3 +67,29 @@ def test_only_the_first_error_is_logged(tmp_path: Path) -> None:
         run.finalizer.log_error(reconv.errors.ResourceError("a process is lost"))
         raise ValueError("a later error")
     assert ends(tmp_path / "run") == [(ExitCode.RESOURCES, "a process is lost")]
+
+
+def test_finished_interrupted_and_resumed_runs_have_phases_that_add_up(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, TrainProgress) and event.step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    before_s = time.perf_counter()
+    with pytest.raises(PreemptedError):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, on_event=stop)
+    first_s = time.perf_counter() - before_s
+    reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, resume=True)
+    second_s = time.perf_counter() - before_s - first_s
+    stopped, resumed = (e for e in read_events(tmp_path / "run" / "events.jsonl") if isinstance(e, RunEnded))
+    for end, limit_s in ((stopped, first_s), (resumed, second_s)):
+        assert end.wall_s < sum(end.phases.values()) < limit_s
+        assert {"plan", "data_index", "model", "first_step", "training", "saves", "end"} <= set(end.phases)
+        assert min(end.phases.values()) >= 0
+        assert end.startup_s is not None and end.phases["first_step"] < end.startup_s < sum(end.phases.values())
+
+
+def test_a_run_that_fails_before_its_first_step_has_phases(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a bug"), TrainingRun.open("quickstart", GIVEN, out="run"):
+        raise ValueError("a bug")
+    [end] = [e for e in read_events(tmp_path / "run" / "events.jsonl") if isinstance(e, RunEnded)]
+    assert {"plan", "data_index"} <= set(end.phases) and end.startup_s is None

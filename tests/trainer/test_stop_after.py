@@ -12,7 +12,8 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.logging.events import AttemptStarted, CheckpointSaved, RunEnded, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import AttemptStarted, CheckpointSaved, RunEnded, TrainProgress
 from reconv.logging.json_lines import add_checksum
 from reconv.trainer.stop_after import StopAfter
 

@@ -12,10 +12,13 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, LabelError, Split
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
 from reconv.data.readers.class_name_files import display_names
-from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset, subsample
+from reconv.data.readers.dataset_factory import open_dataset, subsample
 from reconv.data.readers.detect import detect
+from reconv.data.storage.remote_tree import local_data_path
 from reconv.errors import DataError, ResourceError, UsageError
+from reconv.io.object_store.object_store import as_url, is_url
 from reconv.recipe.code_fields import names_code
+from reconv.recipe.data_fields import NEED_NO_PATH
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
@@ -114,7 +117,7 @@ def cache_size(datasets: Datasets) -> CacheSize | None:
 def data_path(recipe: Recipe) -> Path | None:
     """The recipe's `data.path`, else $DATA_DIR."""
     text = recipe.data.path or os.environ.get("DATA_DIR")
-    return Path(text).expanduser() if text else None
+    return local_data_path(text if is_url(text) else Path(text).expanduser()) if text else None
 
 
 def check_data_is_read(recipe: Recipe, data: object, option: str = "--data") -> None:
@@ -135,7 +138,8 @@ def with_data_path(recipe: Recipe, default: str | None) -> Recipe:
     path = os.environ.get("DATA_DIR") or default
     if path is None:
         return recipe
-    data = recipe.data.model_copy(update={"path": str(Path(path).expanduser().absolute())})
+    path = as_url(path) if is_url(path) else str(Path(path).expanduser().absolute())
+    data = recipe.data.model_copy(update={"path": path})
     return recipe.model_copy(update={"data": data})
 
 

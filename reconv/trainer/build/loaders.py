@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +63,12 @@ def build_eval_loader(
     bad_samples: BadSamples | None = None,
     process_group: ProcessGroup | None = None,
     context: DataContext | None = None,
+    finished: Collection[int] = (),
 ) -> EvalLoader:
-    """The loader of a validation set; it shares workers and GPU decoder with training if given its `context`."""
+    """The loader of a validation set; it shares workers and GPU decoder with training if given its `context`.
+
+    The ranks share the batches that are not `finished`.
+    """
     process_group = process_group or ProcessGroup.single()
     eval_context = DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype))
     if context is not None:
@@ -81,6 +85,7 @@ def build_eval_loader(
         process_group.world_size,
         bad_samples,
         sample_pipeline_maker(recipe),
+        finished,
     )
 
 

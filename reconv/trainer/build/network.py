@@ -17,6 +17,7 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import subsample
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
+from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import RecipeError, UsageError, one_of
 from reconv.kernels import dispatch as fused
@@ -249,7 +250,7 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
     With several ranks only where the recipe insists: NCCL must be able to capture the collectives.
     """
     mode, engine = recipe.engine.cuda_graphs, recipe.engine
-    if mode == "off" or (mode == "auto" and (engine.compile == "off" or process_group.world_size > 1)):
+    if mode == "off" or (mode == "auto" and (engine.compile == "off" or process_group.is_distributed)):
         return None
     memory = recipe.memory
     recomputes = memory.activation_checkpointing != "off" or bool(memory.checkpoint_segments)
@@ -257,8 +258,15 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
         return None  # these have never been captured on a GPU
     names = (recipe.model.name, recipe.loss.name)
     if mode == "auto" and (any(map(names_code, names)) or recipe.augment.device_extra):
-        return None  # nobody knows whether the user's own code can be captured
-    return device.graph_capture()
+        return None  # the user's own code may not be capturable
+    capture = device.graph_capture()
+    if capture is not None and process_group.is_distributed and requested_backend() == "gloo":
+        raise UsageError(
+            "engine.cuda_graphs: on needs NCCL",
+            why=f"{BACKEND_VARIABLE}=gloo: gloo reduces on the host, which a graph cannot contain",
+            then="--set engine.cuda_graphs=auto",
+        )
+    return capture
 
 
 def init_whitening(network: Network, recipe: Recipe, dataset: Dataset) -> str:

@@ -5,7 +5,7 @@ A resumed run is built from its recipe exactly like a new one, and then loads th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
 from reconv.errors import CheckpointError
 from reconv.logging.events import RunPlanned
+from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.models.frozen import FrozenBackbone
 from reconv.models.pipeline_split import split_stages
@@ -52,7 +53,7 @@ from reconv.trainer.build.task_builder import (
     training_class_weights,
 )
 from reconv.trainer.build.teacher import open_teacher
-from reconv.trainer.cuda_graph import StepGraphs
+from reconv.trainer.cuda_graph import DDP_WARMUP_STEPS, GraphCapture, StepGraphs
 from reconv.trainer.lr_schedule import learning_rate
 from reconv.trainer.oom import MicroBatchSize, OomRetry
 from reconv.trainer.step import Annotate, TrainStep, no_annotation
@@ -141,11 +142,12 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     ):
         logger.info(text, run.restore_point.step)
     network.model.train()
-    if device.kind == "cuda" and run.process_group.world_size == 1 and network.forward is network.model:
+    if device.kind == "cuda" and not run.process_group.is_distributed and network.forward is network.model:
         # Not with several ranks: they reduce the gradients of one layer during the backward pass of the next.
         network.precision.cast_weights_once(network.model)
     preprocess = build_train_preprocess(network, recipe, plan.num_classes, device)
-    compile_ahead(network, preprocess, recipe, device, plan.size_at(0), logger.warning)
+    with run.phases.during(Phase.KERNELS):
+        compile_ahead(network, preprocess, recipe, device, plan.size_at(0), logger.warning)
     class_weights = training_class_weights(recipe, run.datasets.train)
     if class_weights is not None:
         text = describe_class_weights(class_weights, run.datasets.train.class_names)
@@ -224,10 +226,11 @@ def build_train_step(
     capture = build_graph_capture(recipe, run.device, run.process_group)
     oom_retry = None
     # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
-    if micro_batch_size is not None and recipe.batch.micro == "auto" and run.process_group.world_size == 1:
+    if micro_batch_size is not None and recipe.batch.micro == "auto" and not run.process_group.is_distributed:
         oom_retry = OomRetry(micro_batch_size, run.device.release_memory, logger.warning)
+    graphs, model = _build_graphs(run, capture, strategy, network.forward)
     return TrainStep(
-        model=strategy.wrap(network.forward),
+        model=model,
         task=train_state.task,
         preprocess=build_train_preprocess(network, recipe, plan.num_classes, run.device),
         layer_state=network.layers,
@@ -240,9 +243,20 @@ def build_train_step(
         ordered_reduction=recipe.parallel.reduce == "ordered",
         annotate=annotate,
         step_boundary=run.device.step_boundary,
-        graphs=None if capture is None else StepGraphs(capture),
+        graphs=graphs,
         oom_retry=oom_retry,
     )
+
+
+def _build_graphs(
+    run: PreparedRun, capture: GraphCapture | None, strategy: ParallelStrategy, forward: Callable[..., object]
+) -> tuple[StepGraphs | None, Callable[..., object]]:
+    """What captures steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
+    if capture is None:
+        return None, strategy.wrap(forward)
+    if not run.process_group.is_distributed:
+        return StepGraphs(capture, phases=run.phases), strategy.wrap(forward)
+    return StepGraphs(capture, DDP_WARMUP_STEPS, run.phases), capture.run_on_stream(lambda: strategy.wrap(forward))
 
 
 def parallelize(run: PreparedRun, network: Network) -> ParallelStrategy:

@@ -1,4 +1,4 @@
-"""What initial weights tell about themselves: the network they belong to and the images it was trained on."""
+"""What can be learned from initial weights: the network they belong to and the images it was trained on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TORCHVISION_PREPROCESS: Mapping[str, Mapping[str, Any]] = {"googlenet": {"size"
 def weight_facts(recipe: Recipe, *, is_model_set: bool) -> WeightFacts | None:
     """What is known of the initial weights of a recipe; None without any.
 
-    The tensors of a file tell its network, unless the user names it (`is_model_set`).
+    The tensors of a file identify its network, unless the user names it (`is_model_set`).
     """
     name = recipe.model.init
     if name is None:
@@ -74,7 +74,7 @@ def identify(tensors: Mapping[str, Tensor], path: Path) -> str:
         return found[0]
     why = f"its tensors fit {', '.join(found)}" if found else "its tensors are those of no network here"
     raise UsageError(
-        "the weights file does not tell its network",
+        "the network of this weights file cannot be identified",
         where=str(path),
         why=why,
         then=f"add --model NAME, as in --model {found[0] if found else 'resnet50'}",

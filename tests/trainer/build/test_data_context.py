@@ -21,7 +21,9 @@ from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
-from reconv.logging.events import DataWait, Event, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import DataWait, Event
+from reconv.logging.phases import PhaseTimer
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
@@ -208,7 +210,7 @@ def waiting(clock: RunClock, events: list[Event]) -> DataWaitLogger:
 
 def clock_that_waited(share: float) -> RunClock:
     times = iter([0.0, 0.0, share, 1.0])
-    clock = RunClock(warmup_steps=0, now=lambda: next(times))
+    clock = RunClock(warmup_steps=0, now=lambda: next(times), phases=PhaseTimer())
     with clock.waiting():
         pass
     clock.count_step(1)

@@ -19,7 +19,8 @@ from ranks import in_ranks
 import reconv
 from reconv.cli import reconv as command_line
 from reconv.errors import PreemptedError, RecipeError, UsageError
-from reconv.logging.events import Event, LogMessage, RunPlanned, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, RunPlanned, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.trainer.build.derived_recipe import load_derived
@@ -131,13 +132,13 @@ def test_weights_of_a_run_bring_their_network_and_images(
     assert external.recipe.model.name == "timm:convnext_tiny"
 
 
-def test_a_weights_file_tells_its_network_or_asks_for_it(flowers: Path, tmp_path: Path) -> None:
+def test_the_network_of_a_weights_file_is_identified_or_asked_for(flowers: Path, tmp_path: Path) -> None:
     file, strange = tmp_path / "net.pth", tmp_path / "strange.pth"
     torch.save(build_model("resnet14_cifar", num_classes=7).state_dict(), file)
     torch.save({"conv.weight": torch.ones(3, 3)}, strange)
     given = [("data.path", flowers, "--data")]
     assert load_derived("finetune", [*given, ("model.init", file, "--init")]).recipe.model.name == "resnet14_cifar"
-    with pytest.raises(UsageError, match="does not tell its network") as caught:
+    with pytest.raises(UsageError, match="cannot be identified") as caught:
         load_derived("finetune", [*given, ("model.init", strange, "--init")])
     assert caught.value.then == "add --model NAME, as in --model resnet50"
     named = [*given, ("model.init", strange, "--init"), ("model.name", "resnet18", "--model")]

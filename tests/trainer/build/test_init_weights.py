@@ -21,7 +21,8 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, encode
 from reconv.cli import main
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 from reconv.models import build_model
 
 SHORT = {"length": "6step", "schedule.warmup": "1step", "save.every": "6step", "evaluate.every": "off"}

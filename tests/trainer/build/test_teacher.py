@@ -16,7 +16,8 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, encode
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 Run = Callable[..., Path]
 SHORT = {
