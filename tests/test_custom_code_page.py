@@ -1,4 +1,4 @@
-"""The examples of docs/custom-code.md work: the recipe and the script of the page train with its code."""
+"""The examples of docs/how-to/custom-code.md work: the recipe and the script of the page train with its code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 import reconv
-from reconv.logging.events import LogMessage, ScalarLogged, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import LogMessage, ScalarLogged
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "custom-code.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "custom-code.md"
 FILE = re.compile(r"^# (my_pkg/\w+\.py|my\.yaml|train\.py)$")
 
 

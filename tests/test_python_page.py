@@ -1,11 +1,11 @@
-"""The code of docs/python.md runs as it stands, block after block."""
+"""The code of docs/how-to/python.md runs as it stands, block after block."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs/python.md"
+PAGE = Path(__file__).parents[1] / "docs/how-to/python.md"
 
 
 def test_every_code_block_of_the_python_page_runs() -> None:
