@@ -70,6 +70,24 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     print_line(f"{name} {status}: {downloaded.path}")
 
 
+@data.command("index", cls=Command)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def index(folder: Path) -> None:
+    """Write DIR/reconv-index.txt, with the name, size and checksum of each file, for data in an object store.
+
+    A web server needs it (--data https://...), since it cannot list its files. In a bucket it saves the listing of
+    millions of images. Upload it with the files, and write it again when they change.
+
+    \b
+    Examples:
+      reconv data index /fast/imagenet
+    """
+    from reconv.data.storage.remote_index import INDEX_NAME, write_index
+
+    num_files, num_bytes = write_index(folder)
+    print_line(f"{folder / INDEX_NAME}: {num_files:,} files, {num_bytes / 1e6:,.1f} MB")
+
+
 @data.command("convert", cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
@@ -138,13 +156,15 @@ def convert(
     SOURCE is anything --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar
     (and a list of labels or the devkit). DEST appears when it is complete; run the same command again to continue
     after an interruption. Images with boxes are written as TFRecords or in COCO's layout; training images without a
-    usable box are left out and counted.
+    usable box are left out and counted. Started by srun, mpirun or torchrun, the processes share the shards of DEST,
+    which all of them must see.
 
     \b
     Examples:
       reconv data convert /imagenet /fast/imagenet --to packed --shortest 320 --quality 90
       reconv data convert /downloads /imagenet --to folder --labels ILSVRC2012_devkit_t12.tar.gz
       reconv data convert digits digits-tar --to tar
+      srun -N 10 reconv data convert /imagenet /shared/imagenet --to packed
       reconv data convert /coco2017 /fast/coco --to tfrecord
     """
     from reconv.data.boxes.annotations import DetectionDataset
@@ -152,16 +172,22 @@ def convert(
     from reconv.data.convert.convert import make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
-    from reconv.machine import Machine, usable_cores
+    from reconv.distributed.shared_work import joined_ranks
+    from reconv.machine import Machine, cores_per_process
     from reconv.recipe.data_fields import DataConfig
 
     options = TranscodeOptions(raw, longest, shortest, quality)
     policy = DataConfig.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})
-    datasets, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
-    boxed = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, DetectionDataset)}
-    target = make_target(kind, options, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
-    with _progress(quiet) as advance:
-        result = write(datasets, root, destination, target, workers or usable_cores(Machine()), advance)
+    with joined_ranks() as ranks:
+        datasets, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
+        boxed = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, DetectionDataset)}
+        pairs = None if shards is None else _splits(shards)
+        target = make_target(kind, options, per_shard, pairs, has_boxes=bool(boxed))
+        num_threads = workers or cores_per_process(Machine(), ranks.launch_env.local_world_size)
+        with _progress(quiet or not ranks.is_rank0) as advance:
+            result = write(datasets, root, destination, target, num_threads, advance, ranks)
+    if not ranks.is_rank0:
+        return
     counts = ", ".join(f"{count:,} {split}" for split, count in result.num_samples.items())
     for split, dataset in boxed.items():
         for note in dataset.notes:

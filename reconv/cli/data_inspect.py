@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from reconv.cli.options import (
     set_option,
 )
 from reconv.errors import ExitCode, ReconvError, ResourceError, UsageError
+from reconv.io.bounded import real_path
+from reconv.io.object_store.object_store import is_url
 
 if TYPE_CHECKING:
     from reconv.data.inspect.check import CheckReport
@@ -51,32 +54,56 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
     decode, images that are in both training and validation or have two labels, empty classes, classes that only
     validation has, and class names that look like mistakes. For images with boxes: boxes outside of their image,
     without area, with swapped corners or of an unknown class, missing images, images of another size, and duplicate
-    ids. DIR gets check.json with all paths and contact.png with images of each class. PATH is only read.
+    ids. DIR gets check.json with all paths and contact.png with images of each class. PATH is only read. Run the same
+    command again to continue after an interruption. Started by srun, mpirun or torchrun, the processes share the images
+    of PATH; all of them must see DIR.
 
     \b
     Examples:
       reconv data check /imagenet
       reconv data check flowers/ --out /tmp/flowers-check
       reconv data check digits --json
+      srun -N 10 reconv data check /imagenet --out /shared/imagenet-check
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from reconv.data.inspect.check import check as check_dataset
-    from reconv.machine import Machine, usable_cores
-    from reconv.recipe.adapt import show as shown
+    from reconv.data.inspect.check import check_in_ranks
+    from reconv.distributed.shared_work import joined_ranks
+    from reconv.io.work_journal import remove_journal
+    from reconv.machine import Machine, cores_per_process
     from reconv.recipe.data_fields import DataConfig
 
     _check_outside(out, Path(path))
-    hidden = quiet or not sys.stderr.isatty()
+    journal_dir = out / ".checking"
+    with joined_ranks() as ranks:
+        num_threads = workers or cores_per_process(Machine(), ranks.launch_env.local_world_size)
+        with _progress(quiet or not ranks.is_rank0) as advance:
+            report = check_in_ranks(path, DataConfig(), num_threads, advance, ranks, journal_dir)
+        has_errors = ranks.on_rank0(lambda: report is not None and _write_report(report, path, out, json_file))
+        if ranks.is_rank0:
+            remove_journal(journal_dir)
+    if has_errors:
+        click.get_current_context().exit(ExitCode.DATA)
+
+
+@contextmanager
+def _progress(is_hidden: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that counts samples."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=hidden, console=Console(stderr=True)) as bar:
+    with Progress(*columns, disable=is_hidden or not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
 
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        report = check_dataset(path, DataConfig(), workers or usable_cores(Machine()), advance)
+        yield advance
+
+
+def _write_report(report: CheckReport, path: str, out: Path, json_file: str | None) -> bool:
+    """Write and print what was found. Returns whether there are errors."""
+    from reconv.recipe.adapt import show as shown
+
     derived = _derive(path, report)
     content = {**report.as_json(), "finetune": {d.name: {"value": shown(d.value), "why": d.why} for d in derived}}
     emit_json(content, str(out / "check.json"))
@@ -86,8 +113,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
     else:
         _print(report, out)
         _print_derived(path, derived)
-    if report.errors:
-        click.get_current_context().exit(ExitCode.DATA)
+    return bool(report.errors)
 
 
 @click.command("show", cls=Command)
@@ -148,7 +174,7 @@ def write_image(path: Path, png: bytes) -> None:
 
 def _check_outside(out: Path, data: Path) -> None:
     """Results must not be written into the data: the next check would read them."""
-    if data.is_dir() and out.resolve().is_relative_to(data.resolve()):
+    if data.is_dir() and real_path(out).is_relative_to(real_path(data)):
         raise UsageError(f"{out} is inside the data", where=str(data), then="choose another place with --out")
 
 
@@ -194,7 +220,7 @@ def _derive(path: str, report: CheckReport) -> tuple[Derivation, ...]:
     from reconv.trainer.build.derived_recipe import load_derived
 
     has_boxes = any(own.num_boxes is not None for own in report.splits.values())
-    if report.errors or not Path(path).exists():
+    if report.errors or not (is_url(path) or Path(path).exists()):
         return ()
     try:
         return load_derived(f"finetune{'-detection' * has_boxes}", [("data.path", path, "PATH")]).derived

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from reconv.cli.options import (
+    STDOUT,
     Command,
     emit_json,
     json_option,
@@ -79,12 +81,15 @@ def eval_command(
     trust_code: bool,
     backend: BackendName,
     precision: Precision,
+    calibration: str | None,
     json_file: str | None,
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
 
     RUN is a run directory, a checkpoint directory or a weights file. DIR is anything that train takes, or a validation
     set alone: val/CLASS/..., or CLASS/... Its classes are matched to those of the model by name, and may be fewer.
+    With --json FILE or --all, run the same command again to continue after an interruption. Started by srun, mpirun or
+    torchrun, the processes share the images; all of them must see FILE.
 
     \b
     Examples:
@@ -96,7 +101,11 @@ def eval_command(
       reconv eval runs/resnet50/1/checkpoints/step-000450000 --data /imagenet --json scores.json
     """
     from reconv.api import evaluate
+    from reconv.io.work_journal import remove_journal
 
+    journal_dir = None
+    if json_file not in (None, STDOUT) and not every:
+        journal_dir = Path(json_file).with_name(f".{Path(json_file).name}.evaluating")
     results = evaluate(
         run,
         data=data,
@@ -112,13 +121,17 @@ def eval_command(
         recipe=recipe,
         backend=backend,
         precision=precision,
+        calibration=calibration,
         trust_code=trust_or_ask(trust_code),
+        journal_dir=journal_dir,
         log=print_note,
     )
     if read_launch_env().rank != 0:  # started by torchrun, mpirun or srun: rank 0 prints
         return
     if json_file is not None:
         emit_json([_to_json(result) for result in results], json_file)
+        if journal_dir is not None:
+            remove_journal(journal_dir)
         return
     _print_metrics(results)
     for result in results:

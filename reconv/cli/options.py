@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -130,7 +132,7 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:  # click would exit with 1
-            raise PipeClosedError("nobody reads the output") from error
+            raise PipeClosedError("the output was closed by its reader") from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -228,11 +230,17 @@ def network_options(command: CommandFunction) -> CommandFunction:
     """The options that choose how the network of RUN computes."""
     for option in (
         click.option(
+            "--calibration",
+            metavar="DIR",
+            type=click.Path(),
+            help="Images to calibrate and judge int8 with [default: the run's own data].",
+        ),
+        click.option(
             "--precision",
-            type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
+            type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
             default="auto",
             show_default=True,
-            help="Precision of the network [auto: as trained, where the device is fast in it].",
+            help="Precision of the network [auto: as trained, where the device is fast in it; int8: CPUs].",
         ),
         click.option(
             "--backend",
@@ -244,6 +252,20 @@ def network_options(command: CommandFunction) -> CommandFunction:
     ):
         command = option(command)
     return command
+
+
+@contextmanager
+def pause_gc() -> Iterator[None]:
+    """No garbage collection while torch is imported: it would be a tenth of the time, and the objects stay anyway."""
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def start_kernel_compiler(device: str, devices: int | None) -> None:

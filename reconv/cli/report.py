@@ -37,8 +37,14 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
                 why="it has no events.jsonl",
                 then="list the runs: ls -d runs/*/*",
             )
+    from reconv.io.atomic import disk_errors, write_atomic
     from reconv.report.html import render
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
-    write_text(target, render(list(runs), warn=lambda text: print_note(f"warning: {text}")))
+    page = render(list(runs), warn=lambda text: print_note(f"warning: {text}"))
+    if out is None:
+        with disk_errors(target, "choose another file with --out FILE"):
+            write_atomic(target, page)
+    else:
+        write_text(out, page)
     print_line(f"wrote {target}")

@@ -101,7 +101,8 @@ def _require_trust(recipe: Path, trust_code: bool) -> None:
 
 def stored_options(events: Path) -> dict[str, Any]:
     """The values of --device, --devices and --nic in the last command of a run; empty if it was started in Python."""
-    from reconv.logging.events import AttemptStarted, read_events
+    from reconv.logging.event_log import read_events
+    from reconv.logging.events import AttemptStarted
 
     commands = [event.command for event in read_events(events) if isinstance(event, AttemptStarted)]
     options: dict[str, Any] = {}

@@ -23,6 +23,7 @@ from reconv.cli.options import (
     emit_json,
     json_option,
     parse_settings,
+    pause_gc,
     set_option,
     start_kernel_compiler,
     stop_after_option,
@@ -33,8 +34,15 @@ from reconv.errors import UsageError
 
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
-@click.option("--data", metavar="DIR", type=click.Path(), help="The dataset, in any known format; default: $DATA_DIR.")
-@click.option("--out", metavar="DIR", type=click.Path(), help="The run directory; default: runs/RECIPE/N.")
+@click.option(
+    "--data", metavar="DIR|URL", type=click.Path(), help="The dataset, in any known format; default: $DATA_DIR."
+)
+@click.option(
+    "--out",
+    metavar="DIR|URL",
+    type=click.Path(),
+    help="The run directory, or where it is copied; default: runs/RECIPE/N.",
+)
 @click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this recipe, or the one in --out.")
 @click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Number of epochs.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size: all devices, one step.")
@@ -43,6 +51,12 @@ from reconv.errors import UsageError
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--devices", metavar="N", type=click.IntRange(1, 256), help="Processes on this machine, one per device.")
+@click.option(
+    "--elastic", metavar="MIN:MAX", help="Go on when nodes leave or join: how many there may be; needs --out."
+)
+@click.option(
+    "--rendezvous", metavar="HOST:PORT", help="Where `reconv rendezvous` listens, for --elastic on several machines."
+)
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, e.g. eth1 or 10.0.0.0/16.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Random seed.")
 @click.option("--model", metavar="NAME", shell_complete=complete_models, help="Another network, by its name.")
@@ -66,26 +80,18 @@ def train(
     data: str | None,
     out: str | None,
     resume: bool,
-    epochs: float | None,
-    batch_size: int | None,
-    batch_per_device: int | None,
-    lr: str | None,
-    workers: int | None,
     device: str,
     devices: int | None,
+    elastic: str | None,
+    rendezvous: str | None,
     nic: str | None,
-    seed: int | None,
-    model: str | None,
-    init: str | None,
-    freeze: bool,
-    settings: tuple[str, ...],
-    profile: str | None,
     stop_after: str | None,
     dry_run: int | None,
     compile_only: bool,
     trust_code: bool,
     quiet: bool,
     json_file: str | None,
+    **options: Any,
 ) -> int:
     """Train RECIPE, a preset or your own YAML file.
 
@@ -102,26 +108,34 @@ def train(
       reconv train resnet50 --data /imagenet --dry-run 50
       reconv train resnet50 --data /imagenet --stop-after 100step --profile 90,95
       reconv train resnet50 --data /imagenet --resume
+      reconv train resnet50 --data s3://bucket/imagenet --out s3://bucket/runs/1 --resume
+      reconv train resnet50 --data /imagenet --out /shared/run --elastic 1:4 --rendezvous node1:29400
     """
-    options: list[Override] = [
-        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
-        batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
-        ("schedule.lr", lr, "--lr"),
-        ("data.num_workers", workers, "--workers"),
-        ("seed", seed, "--seed"),
-        ("model.name", model, "--model"),
-        ("model.init", init, "--init"),
-        ("model.freeze_backbone", freeze or None, "--freeze"),
-        ("profile", None if profile is None else step_range(profile), "--profile"),
-    ]
-    overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
+    overrides = recipe_overrides(options, devices or read_launch_env().world_size)
     silence_torch()
-    start_kernel_compiler(device, devices)
+    start_kernel_compiler(device, 1 if elastic else devices)
     args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file, trust_code)
     if dry_run is not None or compile_only:
-        _check_dry_run_options(dry_run, compile_only, resume, profile, stop_after)
+        _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, elastic)
         return print_dry_run(args, dry_run)
-    return run_training(args, out, resume, stop_after)
+    return run_training(args, out, resume, stop_after, elastic, rendezvous)
+
+
+def recipe_overrides(options: Mapping[str, Any], num_devices: int) -> list[Override]:
+    """The recipe fields that the options of `train` set, on so many devices."""
+    epochs, profile = options["epochs"], options["profile"]
+    given: list[Override] = [
+        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
+        batch_override(options["batch_size"], options["batch_per_device"], num_devices),
+        ("schedule.lr", options["lr"], "--lr"),
+        ("data.num_workers", options["workers"], "--workers"),
+        ("seed", options["seed"], "--seed"),
+        ("model.name", options["model"], "--model"),
+        ("model.init", options["init"], "--init"),
+        ("model.freeze_backbone", options["freeze"] or None, "--freeze"),
+        ("profile", None if profile is None else step_range(profile), "--profile"),
+    ]
+    return [override for override in given if override[1] is not None] + parse_settings(options["settings"])
 
 
 def silence_torch() -> None:
@@ -130,9 +144,17 @@ def silence_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we print the error of a lost rank ourselves
 
 
-def run_training(args: TrainArgs, out: str | None, resume: bool, stop_after: str | None) -> int:
+def run_training(
+    args: TrainArgs,
+    out: str | None,
+    resume: bool,
+    stop_after: str | None,
+    elastic: str | None = None,
+    rendezvous: str | None = None,
+) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
-    from reconv.api import train as run_train
+    with pause_gc():
+        from reconv.api import train as run_train
 
     console = "json" if args.json_file == STDOUT else "quiet" if args.quiet else "auto"
     result = run_train(
@@ -143,6 +165,8 @@ def run_training(args: TrainArgs, out: str | None, resume: bool, stop_after: str
         overrides=args.overrides,
         device=args.device,
         devices=args.devices,
+        elastic=elastic,
+        rendezvous=rendezvous,
         nic=args.nic,
         console=console,
         command=["reconv", *sys.argv[1:]],
@@ -171,7 +195,12 @@ def step_range(text: str) -> list[int]:
 
 
 def _check_dry_run_options(
-    dry_run: int | None, compile_only: bool, resume: bool, profile: str | None, stop_after: str | None
+    dry_run: int | None,
+    compile_only: bool,
+    resume: bool,
+    profile: str | None,
+    stop_after: str | None,
+    elastic: str | None,
 ) -> None:
     """Refuse options that a dry run would ignore."""
     name = "--compile-only" if compile_only else "--dry-run"
@@ -180,6 +209,7 @@ def _check_dry_run_options(
         "--resume": resume,
         "--profile": profile is not None,
         "--stop-after": stop_after is not None,
+        "--elastic": elastic is not None,
     }
     clash = next((other for other, is_given in options.items() if is_given), None)
     if clash is not None:

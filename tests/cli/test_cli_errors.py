@@ -238,3 +238,10 @@ def test_an_error_with_closed_streams_keeps_its_exit_code() -> None:
     done = subprocess.run(args, stdout=write_end, stderr=write_end, timeout=60)
     os.close(write_end)
     assert done.returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("package", ["triton", "onnx"])
+def test_nothing_is_printed_at_exit_about_objects_of_bindings(package: str) -> None:
+    code = f"import {package}; from reconv.cli import main; main(['recipes', 'show', 'quickstart'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and "quickstart" in done.stdout

@@ -56,11 +56,16 @@ def test_all_documented_commands_exist() -> None:
     expected = [
         "train",
         "resume",
+        "submit",
+        "status",
         "eval",
         "predict",
         "serve",
         "average",
         "recipes",
+        "migrate",
+        "plan",
+        "rendezvous",
         "report",
         "data",
         "bench",
@@ -69,10 +74,12 @@ def test_all_documented_commands_exist() -> None:
         "completion",
     ]
     assert sorted(reconv.commands) == sorted(expected)
-    assert {("recipes", "show"), ("recipes", "explain")} <= set(COMMANDS)
-    assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert")} <= set(COMMANDS)
+    assert {("recipes", "show"), ("recipes", "explain"), ("recipes", "fields"), ("recipes", "schema")} <= set(COMMANDS)
+    assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert"), ("data", "index")} <= set(
+        COMMANDS
+    )
     assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(COMMANDS)
-    assert len(COMMANDS) == 1 + len(expected) + 9
+    assert len(COMMANDS) == 1 + len(expected) + 12
 
 
 def test_help_and_version_import_nothing_heavy_and_help_shows_examples() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from reconv.cli import main
 from reconv.cli.recipes import flatten, layout
+from reconv.recipe.field_reference import field_names
 from reconv.recipe.loader import load
 from reconv.recipe.presets import preset_names, recommended_presets
 
@@ -80,6 +81,19 @@ def test_unknown_vendor_network_or_field_is_an_error_that_lists_what_there_is(
 def test_explain_prints_description_values_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     text = _run(["recipes", "explain", "batch.group"], capsys)
     assert "batch.group  (default: all)" in text and "Ghost batch norm" in text and "one of all, micro" in text
+
+
+def test_fields_lists_every_field_with_values_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _run(["recipes", "fields"], capsys).splitlines()
+    assert len(lines) == len(field_names()) + 2  # the columns' names first, a hint last
+    (group,) = (line for line in lines if line.startswith("batch.group "))
+    assert "Ghost batch norm" in group and group.endswith(
+        "Takes a whole number, above 0, or one of all, micro; default: all."
+    )
+    options = json.loads(_run(["recipes", "fields", "model.options.", "--model", "googlenet", "--json"], capsys))
+    assert {"name": "model.options.aux_heads", "default": "true"}.items() <= next(
+        option.items() for option in options if option["name"].endswith("aux_heads")
+    )
 
 
 @pytest.mark.parametrize("name", preset_names()[::15])

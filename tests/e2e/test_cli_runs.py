@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,20 @@ def test_report_command_writes_to_out_and_compares_runs(run: Path, capsys: pytes
     _run(["report", str(run), str(run)])
     assert "<html" in Path("comparison.html").read_text()
     assert "comparison.html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["report.html", "images/first-batch.png"])
+def test_report_is_written_though_a_file_of_the_run_is_a_pipe_or_a_link_to_itself(
+    run: Path, file: str, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / file).unlink()
+    if file == "report.html":
+        os.mkfifo(copy / file)
+    else:
+        (copy / file).symlink_to(copy / file)
+    _run(["report", str(copy)])
+    assert "<html" in (copy / "report.html").read_text()
 
 
 def test_report_that_cannot_be_written_exits_6(run: Path) -> None:
