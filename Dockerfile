@@ -1,4 +1,4 @@
-# Images that train and serve: targets `cpu` (the default) and `cuda`. See docs/container.md.
+# Images that train and serve: targets `cpu` (the default) and `cuda`. See docs/how-to/container.md.
 #
 #   docker build --target cpu --build-arg TORCH_INDEX_URL=URL --tag reconv:cpu .    # URL: PyTorch's index of CPU wheels
 #   docker build --target cuda --tag reconv:cuda .

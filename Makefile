@@ -15,7 +15,7 @@ BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
 DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz faults soak audit sbom clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve audit sbom coverage-check clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -29,6 +29,8 @@ help:
 	@echo "make fuzz    mutated files for every parser (FUZZ_SECONDS), and a million for that decoder, under sanitizers"
 	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; up to 40 minutes"
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
+	@echo "make docs    the documentation site, built strictly: build/site; make docs-serve shows it while you write"
+	@echo "make coverage-check  N (40) random rows of docs/coverage.yaml: their commands and tests; SEED repeats a choice"
 	@echo "make audit   known vulnerabilities of the installed packages, by pip-audit"
 	@echo "make sbom    a software bill of materials: dist/reconv.cdx.json (CycloneDX)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -91,6 +93,26 @@ faults: $(FULL)
 
 soak: $(FULL)
 	$(BIN)/python tests/faults/matrix --workers $(CORES) --classes soak --soak-minutes $(SOAK_MINUTES) $(ARGS)
+
+DOCS := $(VENV)/.installed-docs
+
+$(DOCS): pyproject.toml | $(BASE)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[docs]"
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/generators/outside_requests.py build/site
+	@echo "build/site"
+
+docs-serve: $(DOCS)
+	$(BIN)/mkdocs serve
+
+N ?= 40
+
+coverage-check: $(FULL)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/generators/check_coverage.py --rows $(N) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Tools about the packages of .venv have a place of their own, so that they are not among them.
 AUDIT := .venv-audit
