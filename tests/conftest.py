@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +22,19 @@ disable_broken_amx()
 # xdist already uses every core, and bitwise laws hold at equal thread counts.
 torch.set_num_threads(1)
 
+# Some tests send it, and the programs that they start inherit how it is handled: nohup ignores it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Kernels run in Triton's interpreter, which is chosen before Triton is imported, maybe by a conftest.py below this one.
+# The GPU tests compile them.
+if "gpu" not in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run kernels in Triton's interpreter, which is chosen before Triton is imported; the GPU tests compile them."""
+    """Make the examples of hypothesis the same in every run."""
     if config.getoption("markexpr") == "gpu":  # that machine may have no hypothesis
         return
-    os.environ["TRITON_INTERPRET"] = "1"
     from hypothesis import settings
 
     settings.register_profile("reconv", deadline=None, derandomize=True, database=None, max_examples=50)

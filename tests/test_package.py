@@ -13,8 +13,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import reconv
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
@@ -95,11 +98,20 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         ".ci/run",
         "Makefile",
         "README.md",
-        "docs/report.png",
+        "docs/images/report.png",
+        "docs/generators/code_blocks.py",
+        "mkdocs.yml",
+        "CITATION.cff",
         "benchmarks/throughput.py",
         "packaging/requirements.txt",
         "tests/test_coverage.py",
     } <= names
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == reconv.__version__
+    assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
 
 
 def test_python_is_new_enough_to_unpack_archives_safely() -> None:

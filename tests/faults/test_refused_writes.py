@@ -10,7 +10,7 @@ import pytest
 
 import reconv
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.storage.local import unreadable
+from reconv.data.storage.data_errors import unreadable
 from reconv.errors import DataError, ExitCode, ResourceError, UnreadableDataError
 from reconv.logging.events import Event, TrainProgress
 from reconv.recipe.loader import load

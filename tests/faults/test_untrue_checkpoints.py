@@ -21,7 +21,8 @@ from reconv.checkpoint.locate import locate
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import open_store
 from reconv.errors import CheckpointError, ExitCode, RecipeError
-from reconv.logging.events import LogMessage, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import LogMessage
 from reconv.trainer.checkpoint_average import average
 
 SETTINGS = {

@@ -15,15 +15,8 @@ from PIL import Image
 
 import reconv
 from reconv.errors import DataError, ExitCode, PreemptedError
-from reconv.logging.events import (
-    AttemptStarted,
-    BadImageSkipped,
-    EvalFinished,
-    Event,
-    TrainProgress,
-    latest_by_step,
-    read_events,
-)
+from reconv.logging.event_log import latest_by_step, read_events
+from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress
 
 from .conftest import Outcome
 

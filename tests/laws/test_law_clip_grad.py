@@ -58,6 +58,7 @@ def test_ranks_with_sharded_state_give_the_bits_of_one_process(train: Train) -> 
     assert differing(train("whole", settings), Outcome(folder, {})) == []
 
 
+@pytest.mark.slow
 def test_a_pipeline_gives_the_bits_of_one_process(train: Train) -> None:
     settings = {**SHORT, **LAMB, "batch.micro": "8"}
     pipeline = {"parallel.pipeline_stages": "2", "parallel.pipeline_splits": "[layer2.0]"}

@@ -8,7 +8,8 @@ import pytest
 from ranks import in_ranks
 
 import reconv
-from reconv.logging.events import EvalFinished, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, TrainProgress
 
 from .conftest import Outcome
 from .test_law_detection import TINY, assert_same_bits

@@ -14,7 +14,8 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 from .conftest import Outcome, Train
 

@@ -12,7 +12,8 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, TrainProgress
 
 from .conftest import Outcome, Train
 

@@ -12,7 +12,8 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import ExitCode, ReconvError
-from reconv.logging.events import EvalFinished, ScalarLogged, TrainProgress, latest_by_step, read_events
+from reconv.logging.event_log import latest_by_step, read_events
+from reconv.logging.events import EvalFinished, ScalarLogged, TrainProgress
 
 from .conftest import Outcome, Train
 
@@ -66,7 +67,7 @@ def assert_same_run(one: Outcome, other: Outcome) -> None:
     assert one.checkpoint.name == other.checkpoint.name
 
 
-@pytest.mark.parametrize("stop_after", ["4step", "5step"])
+@pytest.mark.parametrize("stop_after", ["4step", pytest.param("5step", marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_the_uninterrupted_one(train: Train, tmp_path: Path, stop_after: str) -> None:
     whole = train("whole", OWN)
     given = [(field, value, "--set") for field, value in OWN.items()]

@@ -10,7 +10,8 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import RecipeError
-from reconv.logging.events import EvalFinished, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.models import build_model
 from reconv.models.pipeline_split import balance, split_stages, stage_flops
 
@@ -59,7 +60,14 @@ def logged_metrics(outcome: Outcome) -> list[object]:
     return [*losses, *scores]
 
 
-@pytest.mark.parametrize(("schedule", "cut"), [("1f1b", TWO), ("sequential", TWO), ("gpipe", THREE)])
+@pytest.mark.parametrize(
+    ("schedule", "cut"),
+    [
+        ("1f1b", TWO),
+        pytest.param("sequential", TWO, marks=pytest.mark.slow),
+        pytest.param("gpipe", THREE, marks=pytest.mark.slow),
+    ],
+)
 def test_pipeline_equals_one_process_bitwise(schedule: str, cut: dict[str, str]) -> None:
     """Micro-batches add their gradients in the same order, and other stages add zeros."""
     one = trained(1, SHORT, "one")

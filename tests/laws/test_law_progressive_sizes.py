@@ -10,7 +10,8 @@ import pytest
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, RunPlanned, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import Event, RunPlanned, TrainProgress
 
 from .conftest import EVERYTHING, Train
 from .test_law_resume import assert_same_bits

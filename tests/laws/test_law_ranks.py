@@ -9,7 +9,8 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.logging.events import EvalFinished, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, TrainProgress
 
 from .conftest import Outcome
 
@@ -98,6 +99,7 @@ def test_group_spanning_ranks_equals_the_group_on_one_rank(size: int, group: str
     assert 0 < largest_difference(trained(1, settings), trained(size, settings)) < 1e-12
 
 
+@pytest.mark.slow
 def test_bf16_gradient_compression_is_close_but_not_equal() -> None:
     one = trained(1, SHORT)
     several = trained(2, {**SHORT, "parallel.gradient_compression": "bf16", "parallel.bucket_cap_mb": "0.05"})

@@ -12,7 +12,8 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress
 
 from .conftest import Outcome
 from .test_law_ranks import MIXED, SHORT, differing, losses, scores, trained

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from reconv.errors import ResourceError
-from reconv.logging.events import LogMessage, RunPlanned, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import LogMessage, RunPlanned
 from reconv.models.resnet import ResNet
 
 from .conftest import EVERYTHING, Outcome, Train

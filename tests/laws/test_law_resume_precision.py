@@ -11,7 +11,8 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import EvalFinished, Event, TrainProgress, read_events
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, Event, TrainProgress
 
 from .conftest import EVERYTHING, Train
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from reconv.data.inspect.contact_sheet import grid
+from reconv.logging.event_log import EventLog
 from reconv.logging.events import (
     AttemptStarted,
     CheckpointSaved,
     EvalFinished,
     Event,
-    EventLog,
     ImageLogged,
     LogMessage,
     NonFiniteStep,
