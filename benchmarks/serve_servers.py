@@ -29,6 +29,7 @@ LITSERVE = "LitServe"
 RECONV = "reconv serve"
 _SCRIPT = Path(__file__).with_name("litserve_resnet50.py")
 IMAGES = "images"  # the folder of the calibration images
+NUM_KINDS = 16  # of images, and classes that the network tells apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +161,27 @@ def _last_lines(log: Path) -> str:
 
 
 def make_images(count: int) -> list[bytes]:
-    """JPEGs of the size and detail of ImageNet's (500 x 375 pixels, about 63 kB): noise of all scales."""
+    """JPEGs of the size and detail of ImageNet's (500 x 375 pixels, about 63 kB), of `NUM_KINDS` kinds in turn.
+
+    They are noise of all scales; a kind has more of one scale, and a tint.
+    """
     random = np.random.default_rng(0)
-    images = []
-    for _ in range(count):
-        total = np.zeros((375, 500, 3), dtype=np.float32)
-        for cells in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            noise = random.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
-            scaled = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)
-            total += (np.asarray(scaled, dtype=np.float32) - 127.5) / cells**0.3
-        spread = 127.5 + total * (55 / total.std())
-        buffer = io.BytesIO()
-        Image.fromarray(spread.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=92)
-        images.append(buffer.getvalue())
-    return images
+    return [_make_image(random, number % NUM_KINDS) for number in range(count)]
+
+
+def _make_image(random: np.random.Generator, kind: int) -> bytes:
+    total = np.zeros((375, 500, 3), dtype=np.float32)
+    for octave in range(9):
+        cells = 2**octave
+        noise = random.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+        scaled = Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC)
+        contrast = 3 if octave == 2 + 2 * (kind % 4) else 1
+        total += (np.asarray(scaled, dtype=np.float32) - 127.5) * contrast / cells**0.3
+    tint = 40 * np.eye(4, 3, dtype=np.float32)[kind // 4]
+    spread = 117.5 + tint + total * (50 / total.std())
+    buffer = io.BytesIO()
+    Image.fromarray(spread.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=92)
+    return buffer.getvalue()
 
 
 def write_images(images: list[bytes], folder: Path) -> None:
@@ -184,7 +192,7 @@ def write_images(images: list[bytes], folder: Path) -> None:
 
 
 def make_weights(images: list[bytes], path: Path) -> None:
-    """Random weights of a ResNet-50 whose statistics fit the images, and whose best class differs between images."""
+    """A ResNet-50 with random convolutions, and norms and a linear layer that are fitted to the kinds of the images."""
     torch.manual_seed(0)
     model = build_model("resnet50", num_classes=1000)
     norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
@@ -194,17 +202,31 @@ def make_weights(images: list[bytes], path: Path) -> None:
         nn.init.uniform_(norm.weight, 0.5 * scale, 1.5 * scale)
         nn.init.normal_(norm.bias, std=0.1)
         norm.momentum = None  # the mean over all batches
-    batch = torch.stack([_to_tensor(image) for image in images[:32]])
+    batch = torch.stack([_to_tensor(image) for image in images])
     linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    features: list[torch.Tensor] = []
     with torch.no_grad():
         model.train()
         model(batch)
         model.eval()
-        logits = model(batch)
-        scale = 3 / (logits - logits.mean(0)).std()
-        linear.weight *= scale
-        linear.bias.copy_((linear.bias - logits.mean(0)) * scale)
+        hook = linear.register_forward_pre_hook(lambda module, args: features.append(args[0]))
+        model(batch)
+        hook.remove()
+        weight, bias = _fit_linear(features[0], torch.arange(len(images)) % NUM_KINDS, linear.out_features)
+        linear.weight.copy_(weight)
+        linear.bias.copy_(bias)
     torch.save(model.state_dict(), path)
+
+
+def _fit_linear(features: torch.Tensor, kinds: torch.Tensor, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of a ridge regression to logits of 10 for the class of an image, and 0 for the others."""
+    mean = features.mean(0)
+    x = (features - mean).double()
+    targets = 10 * nn.functional.one_hot(kinds * (num_classes // NUM_KINDS), num_classes).double()
+    kernel = x @ x.T
+    ridge = 0.01 * kernel.diagonal().mean() * torch.eye(len(x))
+    weight = ((targets - targets.mean(0)).T @ torch.linalg.solve(kernel + ridge, x)).float()
+    return weight, targets.mean(0).float() - weight @ mean
 
 
 def _to_tensor(image: bytes) -> torch.Tensor:
