@@ -113,11 +113,6 @@ class HttpServer:
         if self._is_broken:
             raise ResourceError("a device failed several times in a row", then="look for its errors in the log above")
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether a thread still loads a model; after `run`, only `end_process` ends it."""
-        return self._loader.is_running
-
     def stop(self) -> None:
         """Finish what has begun, then end `run`; from any thread."""
         self._uvicorn.stop()
@@ -134,7 +129,11 @@ class HttpServer:
 
 
 def end_process(code: ExitCode) -> NoReturn:
-    """End this process now: a thread that is still in torch, loading a model, would abort an orderly end."""
+    """End this process now.
+
+    A thread that is still in torch would abort an orderly end: it loads a model, or runs a batch of a client that has
+    gone.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -79,10 +79,6 @@ class ModelLoader:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         followed = {model.name: _Followed() for model in self._models}
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import NoReturn
 
 from reconv.errors import ExitCode, ResourceError
 from reconv.serve.access import read_tokens
@@ -15,23 +16,20 @@ from reconv.serve.processes import serve_in_processes
 __all__ = ["BatchSettings", "Limits", "LoadSettings", "ServeSettings", "serve"]
 
 
-def serve(settings: ServeSettings, log: LogFunction) -> None:
-    """Serve until SIGTERM or SIGINT; raises the error of a model that cannot be loaded."""
+def serve(settings: ServeSettings, log: LogFunction) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, then end the process; raises the error of a model that cannot be loaded."""
     tokens = () if settings.token_file is None else read_tokens(settings.token_file)
     name_models(settings.runs)  # raises an error here rather than in each process
     listener = open_port(settings.host, settings.port)
     log(f"listening on http://{_url_host(settings.host)}:{listener.getsockname()[1]}")
     if not tokens and not settings.is_local:
         log("warning: anyone who can reach this address can use the models; --token-file limits that")
-    server = None
     if settings.num_processes == 1:
-        server = HttpServer(settings, tokens, listener, log)
-        server.run()
+        HttpServer(settings, tokens, listener, log).run()
     else:
         serve_in_processes(settings, tokens, listener, log)
     log("stopped")
-    if server is not None and server.is_loading:
-        end_process(ExitCode.OK)
+    end_process(ExitCode.OK)
 
 
 def _url_host(host: str) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import START_S, ServerProcess, ask
+import torch
+from server_process import START_S, ServerProcess, ask, json_images
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.errors import ResourceError, UsageError
+from reconv.models import build_model
 from reconv.serve.access import read_tokens
 from reconv.serve.models import name_models
 from reconv.serve.server import open_port
@@ -55,6 +57,23 @@ def test_sigterm_while_models_are_loaded_exits_with_zero(classifier: Path, tmp_p
         server.terminate()
         assert server.wait() == 0
         assert "ready: model15" not in server.log and server.log.endswith("stopped\n")
+
+
+def test_sigterm_during_a_batch_whose_client_has_gone_exits_with_zero(tmp_path: Path, images: list[bytes]) -> None:
+    """The batch takes half a second and nothing waits for it, so the process ends while a thread is in torch."""
+    weights = tmp_path / "weights.pth"
+    torch.save(build_model("resnet18").state_dict(), weights)
+    args = (f"slow={weights}", "--recipe", "resnet18", "--backend", "eager", "--max-batch", "64")
+    with ServerProcess(tmp_path / "log.txt", *args) as server:
+        connection = server.connect()
+        body = json_images([images[0]] * 16)
+        connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        while 'reconv_pending_images{model="slow"} 16.0' not in server.request("GET", "/metrics").body.decode():
+            time.sleep(0.02)
+        connection.close()
+        server.terminate()
+        assert server.wait() == 0
+        assert server.log.endswith("stopped\n")
 
 
 def _can_connect(server: ServerProcess) -> bool:
