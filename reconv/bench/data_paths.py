@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reconv.data.convert.convert import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
-from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, evenly_spaced
+from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, at_most
 from reconv.data.decode.pillow import to_image
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
@@ -80,9 +80,7 @@ def _with_dataset(run: PreparedRun, dataset: Dataset) -> PreparedRun:
 
 def _subset(dataset: Dataset, num_images: int) -> Dataset:
     """At most `num_images` images, evenly spaced over the dataset."""
-    if len(dataset) <= num_images:
-        return dataset
-    return Subset(dataset, evenly_spaced(len(dataset), 100 * num_images / len(dataset)))
+    return dataset if len(dataset) <= num_images else Subset(dataset, at_most(len(dataset), num_images))
 
 
 def _are_files(dataset: Dataset) -> bool:

@@ -278,5 +278,10 @@ def select_rows(arrays: NamedArrays, rows: int | slice) -> NamedArrays:
 
 def evenly_spaced(num_samples: int, percent: float) -> I64:
     """Indices of `percent` of the samples (at least one), evenly spaced so that sorted classes keep their shares."""
-    num_kept = max(1, round(num_samples * percent / 100))
-    return np.arange(num_kept, dtype=np.int64) * num_samples // num_kept
+    return at_most(num_samples, max(1, round(num_samples * percent / 100)))
+
+
+def at_most(num_samples: int, limit: int) -> I64:
+    """Up to `limit` indices of the samples, evenly spaced."""
+    num_kept = min(num_samples, limit)
+    return np.arange(num_kept, dtype=np.int64) * num_samples // max(1, num_kept)

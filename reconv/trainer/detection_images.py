@@ -10,7 +10,7 @@ from PIL import Image
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.dataset import evenly_spaced
+from reconv.data.dataset import at_most
 from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_boxes
 from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.io.atomic import atomic_writer
@@ -88,7 +88,7 @@ def _choose(images: Sequence[_CheckedImage]) -> list[_CheckedImage]:
     worst = sorted(images, key=lambda checked: checked.num_found - checked.num_objects - checked.num_wrong)
     chosen = {checked.image.index: checked for checked in worst[: NUM_DETECTION_IMAGES // 2]}
     rest = [checked for checked in images if checked.image.index not in chosen]
-    others = evenly_spaced(len(rest), 100 * (NUM_DETECTION_IMAGES - len(chosen)) / len(rest))
+    others = at_most(len(rest), NUM_DETECTION_IMAGES - len(chosen))
     chosen |= {rest[place].image.index: rest[place] for place in others.tolist()}
     return [chosen[index] for index in sorted(chosen)]
 

@@ -16,7 +16,7 @@ from reconv.data.dataset import (
     RangeBacked,
     Sample,
     all_targets,
-    evenly_spaced,
+    at_most,
     is_multilabel,
     sample_ranges,
 )
@@ -93,7 +93,7 @@ class CachedDataset(RangeBacked):
     @cached_property
     def estimated_bytes(self) -> int:
         """What caching every sample would take, estimated from a few of them."""
-        indices = evenly_spaced(len(self), 100 * min(1, _NUM_SAMPLED / len(self)))
+        indices = at_most(len(self), _NUM_SAMPLED)
         sizes = [size for index in indices if (size := self._size(int(index))) is not None]
         return round(len(self) * sum(sizes) / len(sizes)) if sizes else 0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import evenly_spaced
+from reconv.data.dataset import at_most
 from reconv.data.storage.local import size_bytes
 
 MAX_SIZES = 4096  # files whose size goes into a digest: asking for a million sizes takes minutes on a network disk
@@ -58,6 +58,6 @@ def digest_files(
     digest = hashlib.blake2b("\0".join(class_names).encode("utf-8", "surrogateescape"), digest_size=16)
     for chunk in (*names.content(), targets.data):
         digest.update(chunk)
-    for index in evenly_spaced(len(names), 100 * min(1, MAX_SIZES / len(names))):
+    for index in at_most(len(names), MAX_SIZES):
         digest.update(size_bytes(path(int(index))).to_bytes(8, "little"))
     return digest.hexdigest()

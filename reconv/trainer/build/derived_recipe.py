@@ -11,7 +11,7 @@ from PIL import Image
 
 from reconv.custom_code import add_folders, is_import_path
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.dataset import I64, Dataset, class_counts, evenly_spaced
+from reconv.data.dataset import Dataset, at_most, class_counts
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.errors import DataError
 from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation
@@ -75,15 +75,10 @@ def data_facts(recipe: Recipe) -> DataFacts:
     return DataFacts(len(dataset), class_counts(dataset), _short_side(dataset, recipe))
 
 
-def _sample(num_samples: int, limit: int) -> I64:
-    """At most `limit` indices, evenly spaced."""
-    return evenly_spaced(num_samples, min(100.0, 100 * limit / num_samples))
-
-
 def _short_side(dataset: Dataset, recipe: Recipe) -> int:
     """The median of the shorter side of some images, from their headers; unreadable ones are left out."""
     sides = []
-    for index in _sample(len(dataset), _NUM_MEASURED).tolist():
+    for index in at_most(len(dataset), _NUM_MEASURED).tolist():
         try:
             data = dataset[index].data
             if isinstance(data, bytes):
@@ -97,7 +92,7 @@ def _short_side(dataset: Dataset, recipe: Recipe) -> int:
 
 
 def _box_facts(dataset: DetectionDataset) -> DataFacts:
-    annotations = [dataset.annotation(index) for index in _sample(len(dataset), _NUM_ANNOTATED).tolist()]
+    annotations = [dataset.annotation(index) for index in at_most(len(dataset), _NUM_ANNOTATED).tolist()]
     sides = [min(annotation.height, annotation.width) for annotation in annotations]
     corners = [a.boxes_xyxy[~a.is_crowd] / [a.width, a.height, a.width, a.height] for a in annotations]
     boxes = np.concatenate(corners).astype(np.float64)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.data.dataset import Subset, evenly_spaced
+from reconv.data.dataset import Subset, at_most, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
@@ -26,6 +26,9 @@ def test_subset_percent_selects_training_samples_evenly_and_keeps_validation(tre
     assert digits.fingerprint() != open_digits("train").fingerprint()
     assert evenly_spaced(7, 100).tolist() == list(range(7))
     assert evenly_spaced(1000, 0.01).tolist() == [0]
+    assert at_most(7, 3).tolist() == [0, 2, 4]
+    assert at_most(3, 7).tolist() == [0, 1, 2]
+    assert at_most(0, 7).tolist() == []  # of a dataset without usable images
 
 
 @pytest.mark.parametrize("kind", ["digits", "synthetic"])

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, apply_box_policies
-from reconv.data.dataset import I64, Sample, Split, evenly_spaced
+from reconv.data.dataset import I64, Sample, Split, at_most
 from reconv.data.decode.pillow import FORMATS, unidentified
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import MAX_SIZES
@@ -71,7 +71,7 @@ class BoxTableDataset(DetectionDataset):
 
     @cached_property
     def _digest(self) -> str:
-        some = evenly_spaced(len(self), 100 * min(1, MAX_SIZES / len(self)))
+        some = at_most(len(self), MAX_SIZES)
         sizes = np.array([size_bytes(self.path(int(index))) for index in some])
         return f"{self.table.digest()}/{len(self)}/{int((sizes * (1 + np.arange(len(sizes)))).sum()):x}"
 
