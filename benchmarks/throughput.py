@@ -46,8 +46,8 @@ from reconv.bench.timing import TimingConfig
 from reconv.device import open_device
 from reconv.models import build_model
 from reconv.precision import build_precision
-from reconv.recipe import schema
 from reconv.recipe.loader import Override, load
+from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.trainer.build.network import model_options
 
 RECIPES = (
@@ -124,7 +124,7 @@ def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
     for mode, width in MODES.items():
         if mode == "tf32" and not is_gpu:
             continue
-        build_precision(schema.PrecisionConfig.model_validate({"mode": mode}), opened.kind)  # switches TF32
+        build_precision(PrecisionConfig.model_validate({"mode": mode}), opened.kind)  # switches TF32
         dtype = torch.float32 if width == 4 else torch.bfloat16 if mode == "bf16" else torch.float16
         a, b = (torch.randn(side, side, device=opened.torch).to(dtype) for _ in range(2))
         peaks[mode] = 2 * side**3 / best_s(lambda a=a, b=b: a @ b), bytes_per_s  # type: ignore[misc]

@@ -18,7 +18,7 @@ from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, count_hpus, has_hpu
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
-from reconv.recipe.schema import EngineConfig
+from reconv.recipe.engine_fields import EngineConfig
 
 
 class Device(Protocol):

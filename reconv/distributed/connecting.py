@@ -25,7 +25,7 @@ from reconv.distributed.rank_store import connect, unreachable
 from reconv.errors import RankLostError
 from reconv.io.wait import ProcessWait
 from reconv.machine import process_state
-from reconv.recipe.schema import ParallelConfig
+from reconv.recipe.batch_fields import ParallelConfig
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from reconv.distributed.process_group import Outcome, ProcessGroup
 from reconv.distributed.rank_store import SECRET_VARIABLE, Signer, new_secret, open_store
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
 from reconv.errors import RankLostError, ReconvError, RemoteRankError, UsageError
-from reconv.recipe.schema import ParallelConfig
+from reconv.recipe.batch_fields import ParallelConfig
 
 T = TypeVar("T")
 

@@ -21,15 +21,15 @@ from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding, f
 from reconv.optim.vendor_sgd import SGDClass, VendorSGD
 
 if TYPE_CHECKING:
-    from reconv.recipe import schema
+    from reconv.recipe.optimizer_fields import OptimizerConfig
 
 
-def optimizer_groups(section: schema.OptimizerConfig, model: nn.Module) -> DecayGroups:
+def optimizer_groups(section: OptimizerConfig, model: nn.Module) -> DecayGroups:
     """The trainable parameters in the decay groups of a recipe's optimizer."""
     return decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
 
 
-def build_clip_grad(section: schema.OptimizerConfig, model: nn.Module) -> ClipGrad | None:
+def build_clip_grad(section: OptimizerConfig, model: nn.Module) -> ClipGrad | None:
     """The gradient clipping of a recipe; None: there is none."""
     value = section.effective_clip_grad
     if value is None:
@@ -38,7 +38,7 @@ def build_clip_grad(section: schema.OptimizerConfig, model: nn.Module) -> ClipGr
 
 
 def build_optimizer(
-    section: schema.OptimizerConfig,
+    section: OptimizerConfig,
     model: nn.Module,
     *,
     alpha: float | None = None,
@@ -62,7 +62,7 @@ def build_optimizer(
 
 
 def _build(
-    section: schema.OptimizerConfig,
+    section: OptimizerConfig,
     groups: DecayGroups,
     model: nn.Module,
     alpha: float | None,
@@ -119,7 +119,7 @@ def _build(
     )
 
 
-def rate_scales(section: schema.OptimizerConfig, model: nn.Module) -> dict[str, RateScale]:
+def rate_scales(section: OptimizerConfig, model: nn.Module) -> dict[str, RateScale]:
     """The rates of the parameters relative to those of the recipe; empty if all are the same.
 
     The learning rate of norm biases is scaled at a constant learning rate x weight decay. The other scales, as in timm,

@@ -19,7 +19,7 @@ from reconv.precision.policy import (
 )
 
 if TYPE_CHECKING:
-    from reconv.recipe import schema
+    from reconv.recipe.precision_fields import PrecisionConfig
 
 __all__ = [
     "GROWTH_INTERVAL",
@@ -53,7 +53,7 @@ _MODES = {
 }
 
 
-def build_precision(section: schema.PrecisionConfig, device_kind: str) -> PrecisionPolicy:
+def build_precision(section: PrecisionConfig, device_kind: str) -> PrecisionPolicy:
     """The policy of a recipe on a kind of device; also sets torch's global switches for CUDA matrix products."""
     check_precision(section, device_kind)
     if device_kind == "cuda":
@@ -73,7 +73,7 @@ def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Precis
     return LossScalingPolicy(policy, None if section.loss_scale == "dynamic" else float(section.loss_scale))
 
 
-def _cast_ops(section: schema.PrecisionConfig, mode: _Mode) -> CastOps | None:
+def _cast_ops(section: PrecisionConfig, mode: _Mode) -> CastOps | None:
     """Casts of single operations: those of the mode, overridden by those that the recipe lists."""
     if mode.low_precision is None:
         return None
@@ -81,7 +81,7 @@ def _cast_ops(section: schema.PrecisionConfig, mode: _Mode) -> CastOps | None:
     return CastOps(dtypes) if dtypes else None
 
 
-def check_precision(section: schema.PrecisionConfig, device_kind: str) -> None:
+def check_precision(section: PrecisionConfig, device_kind: str) -> None:
     """Refuse a precision that the device does not have."""
     if section.mode == "fp64" and device_kind in ("mps", "hpu"):
         raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")

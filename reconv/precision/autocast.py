@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from reconv.recipe import schema
+    from reconv.recipe.precision_fields import PrecisionOps
 
 Function = Callable[..., Any]
 
@@ -56,7 +56,7 @@ OPERATIONS: dict[str, tuple[Function, ...]] = {
 PARAMETRIC = ("conv2d", "linear", "matmul", "batch_norm", "group_norm", "layer_norm")
 
 
-def op_dtypes(low_precision: torch.dtype, *, casts_all: bool, ops: schema.PrecisionOps) -> dict[Function, torch.dtype]:
+def op_dtypes(low_precision: torch.dtype, *, casts_all: bool, ops: PrecisionOps) -> dict[Function, torch.dtype]:
     """The dtype that each listed function computes in."""
     by_name: dict[str, torch.dtype] = dict.fromkeys(PARAMETRIC, low_precision) if casts_all else {}
     by_name.update((name, low_precision) for name in ops.low_precision)

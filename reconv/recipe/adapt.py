@@ -21,7 +21,8 @@ from fractions import Fraction
 from typing import Any
 
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import Recipe, ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration, parse_rate
 
 MIN_STEPS_PER_EPOCH = 8  # of a batch that is chosen for a small dataset

@@ -9,7 +9,7 @@ from typing import Any
 from reconv.recipe import yaml_document as document
 from reconv.recipe.fields import is_derived, schema_fields
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
 
 OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _ABSENT = object()

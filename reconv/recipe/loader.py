@@ -28,6 +28,7 @@ from reconv.io.transient import is_machine_fault
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
 from reconv.recipe.adapt import Change, describe, follow_batch, follow_length, literal_rate, rate_note, show
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.code_fields import map_import_paths, references_in
 from reconv.recipe.draft import OVERRIDES, Draft, Origin
 from reconv.recipe.explain import explain
@@ -36,7 +37,8 @@ from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import BatchConfig, Recipe, ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice, Duration, split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin for messages

@@ -1,4 +1,4 @@
-"""The recipe section `loss`: the loss of classification and how classes are weighted."""
+"""The recipe sections `loss` and `distill`: the loss of classification, class weights and knowledge distillation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reconv.recipe.code_fields import ImportPath, Options
-from reconv.recipe.units import Listed, PositiveFloat, Section
+from reconv.recipe.units import Fraction, Listed, PositiveFloat, Section
 
 
 class LossConfig(Section):
@@ -34,3 +34,16 @@ class LossConfig(Section):
     """bce: targets above this become 1 and others 0, after smoothing and mixing; null leaves them as they are."""
     bce_sum: bool = False
     """bce: sum the loss over the classes instead of averaging it."""
+
+
+class DistillConfig(Section):
+    """Knowledge distillation: (1 - alpha) x loss + alpha x T^2 x KL divergence from the teacher."""
+
+    teacher: str | None = None
+    """Run or weights file of the teacher; null switches distillation off."""
+    teacher_recipe: str | None = None
+    """Recipe of a teacher that is given by a weights file."""
+    alpha: Fraction = 0.5
+    """Weight of the distillation loss."""
+    temperature: PositiveFloat = 4
+    """Temperature T of both softmaxes."""

@@ -16,7 +16,8 @@ from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.plan_text import count, plan_lines
-from reconv.recipe.schema import Recipe, ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # evaluation batches to prefetch

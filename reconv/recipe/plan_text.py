@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reconv.recipe.schema import Recipe, ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.schema import Recipe
 from reconv.recipe.unused import unused_options
 
 if TYPE_CHECKING:

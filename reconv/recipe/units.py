@@ -30,6 +30,7 @@ def parse_switch(value: object) -> object:
 
 
 Off = Annotated[Literal["off"], BeforeValidator(parse_switch)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(parse_switch)]
 
 
 class Section(BaseModel):

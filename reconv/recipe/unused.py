@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 from reconv.recipe.data_fields import why_not_native
+from reconv.recipe.engine_fields import EngineConfig
 from reconv.recipe.fields import flatten
-from reconv.recipe.schema import EngineConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 
 def unused_options(recipe: Recipe, device: str = "") -> Iterator[tuple[str, str]]:

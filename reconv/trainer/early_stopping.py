@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reconv.recipe.schema import EarlyStoppingConfig
+from reconv.recipe.evaluation_fields import EarlyStoppingConfig
 from reconv.trainer.callbacks import TrainerCallback
 
 if TYPE_CHECKING:

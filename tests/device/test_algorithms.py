@@ -10,8 +10,8 @@ import torch
 
 from reconv.device import Cpu, configure_algorithms
 from reconv.errors import RecipeError
+from reconv.recipe.engine_fields import EngineConfig
 from reconv.recipe.loader import load
-from reconv.recipe.schema import EngineConfig
 from reconv.recipe.unused import unused_options
 
 

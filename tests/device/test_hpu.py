@@ -18,7 +18,7 @@ from reconv.device import device_kind, open_device
 from reconv.errors import UsageError
 from reconv.optim import build_optimizer
 from reconv.precision.accumulate import accumulate_dtype
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
 SHORT = {

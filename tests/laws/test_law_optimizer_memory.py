@@ -14,7 +14,7 @@ from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.optim import optimizer as optimizer_module
 from reconv.recipe.loader import load
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 from .conftest import Outcome, Train
 

@@ -9,7 +9,7 @@ from torch import nn
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.recipe.loader import load
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 
 def network() -> nn.Module:

@@ -12,7 +12,7 @@ from torch import nn
 from reconv.models import build_model
 from reconv.optim import describe_rate_scales, rate_scales
 from reconv.optim.optimizer_factory import build_optimizer
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 OK = torch.tensor(True)
 KINDS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from reconv.errors import CheckpointError
 from reconv.models import build_model
 from reconv.optim import SGD, build_optimizer, decay_groups
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

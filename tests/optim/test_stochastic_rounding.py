@@ -14,7 +14,8 @@ from reconv.optim import HalfPrecisionOptimizer, ModelEma, Rounding, build_optim
 from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
 from reconv.recipe.data_fields import DataConfig
-from reconv.recipe.schema import OptimizerConfig, PrecisionConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.precision_fields import PrecisionConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

@@ -19,7 +19,7 @@ from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.precision import OPERATIONS, PrecisionPolicy, build_precision
 from reconv.precision.autocast import PARAMETRIC
 from reconv.recipe.loader import load
-from reconv.recipe.schema import OperationName, PrecisionConfig
+from reconv.recipe.precision_fields import OperationName, PrecisionConfig
 
 LOWER = {"bf16-all": torch.bfloat16, "16.32": torch.float16, "16.16": torch.float16}
 

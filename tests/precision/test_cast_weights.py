@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reconv.models import build_model, init_weights
 from reconv.precision import PrecisionPolicy, build_precision
-from reconv.recipe import schema
+from reconv.recipe.precision_fields import PrecisionConfig
 
 
 class Calls(TorchDispatchMode):
@@ -42,7 +42,7 @@ def passes(policy: PrecisionPolicy, model: nn.Module, rows: int = 2) -> Tensor:
 
 
 def policy_of(mode: str) -> PrecisionPolicy:
-    return build_precision(schema.PrecisionConfig(mode=mode), "cpu")  # type: ignore[arg-type]
+    return build_precision(PrecisionConfig(mode=mode), "cpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["resnet8_cifar", "efficientnet_cifar"])

@@ -6,7 +6,7 @@ from torch import nn
 
 from reconv.errors import CheckpointError, UsageError
 from reconv.precision import GROWTH_INTERVAL, INIT_SCALE, MAX_SCALE, PrecisionPolicy, build_precision
-from reconv.recipe.schema import PrecisionConfig
+from reconv.recipe.precision_fields import PrecisionConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

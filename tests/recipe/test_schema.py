@@ -13,8 +13,10 @@ from reconv.errors import RecipeError
 from reconv.recipe.fields import schema_fields, section_type
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.result_fields import MeasuredResult, PublishedResult
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import MeasuredResult, PublishedResult, Recipe, ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Section
 from reconv.trainer.lr_schedule import learning_rate
 

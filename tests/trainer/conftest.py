@@ -12,7 +12,8 @@ from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
 from reconv.optim import ModelEma, build_clip_grad, build_optimizer
 from reconv.precision import build_precision
-from reconv.recipe import schema
+from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.tasks.classification import ClassificationTask
 from reconv.trainer.step import TrainStep
 
@@ -20,16 +21,14 @@ from reconv.trainer.step import TrainStep
 class Parts:
     """A small model with everything that a training step needs."""
 
-    def __init__(
-        self, precision: str = "fp32", optimizer: schema.OptimizerConfig | None = None, dropout: float = 0
-    ) -> None:
+    def __init__(self, precision: str = "fp32", optimizer: OptimizerConfig | None = None, dropout: float = 0) -> None:
         self.model = build_model("resnet8_cifar", num_classes=10, in_channels=1)
         init_weights(self.model, 0)
         self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
-        self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
+        self.precision = build_precision(PrecisionConfig(mode=precision), "cpu")
         self.model = self.precision.cast_model(self.model).train()
         self.ema = ModelEma(self.model, 0.9)
-        section = optimizer or schema.OptimizerConfig()
+        section = optimizer or OptimizerConfig()
         self.optimizer = build_optimizer(section, self.model)
         self.step = TrainStep(
             model=self.model,

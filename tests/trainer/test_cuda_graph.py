@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.recipe import schema
+from reconv.recipe.optimizer_fields import OptimizerConfig
 from reconv.trainer.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, StepGraphs
 from reconv.trainer.step import StepResult
 
@@ -43,17 +43,17 @@ class FakeCapture:
 
 
 OPTIMIZERS = {
-    "sgd": schema.OptimizerConfig(),
-    "sgd-foreach": schema.OptimizerConfig(implementation="foreach", norm_bias_lr_scale=2.0),
-    "lars": schema.OptimizerConfig(name="lars"),
-    "rmsprop": schema.OptimizerConfig(name="rmsprop"),
-    "rmsprop-tf": schema.OptimizerConfig(name="rmsprop-tf"),
-    "adamw": schema.OptimizerConfig(name="adamw"),
-    "adamw-foreach": schema.OptimizerConfig(name="adamw", implementation="foreach", layer_decay=0.7),
-    "lamb": schema.OptimizerConfig(name="lamb", weight_decay=0.02),
-    "clip-norm": schema.OptimizerConfig(clip_grad=0.5),
-    "clip-value": schema.OptimizerConfig(clip_grad=0.01, clip_mode="value"),
-    "clip-agc": schema.OptimizerConfig(clip_grad=0.01, clip_mode="agc"),
+    "sgd": OptimizerConfig(),
+    "sgd-foreach": OptimizerConfig(implementation="foreach", norm_bias_lr_scale=2.0),
+    "lars": OptimizerConfig(name="lars"),
+    "rmsprop": OptimizerConfig(name="rmsprop"),
+    "rmsprop-tf": OptimizerConfig(name="rmsprop-tf"),
+    "adamw": OptimizerConfig(name="adamw"),
+    "adamw-foreach": OptimizerConfig(name="adamw", implementation="foreach", layer_decay=0.7),
+    "lamb": OptimizerConfig(name="lamb", weight_decay=0.02),
+    "clip-norm": OptimizerConfig(clip_grad=0.5),
+    "clip-value": OptimizerConfig(clip_grad=0.01, clip_mode="value"),
+    "clip-agc": OptimizerConfig(clip_grad=0.01, clip_mode="agc"),
 }
 BITWISE = ("sgd", "adamw", "adamw-foreach", "lamb", "clip-norm", "clip-value", "clip-agc")
 

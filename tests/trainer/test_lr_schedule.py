@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.recipe.plan import SchedulePlan
-from reconv.recipe.schema import ScheduleConfig
+from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.trainer.lr_schedule import learning_rate
 
 KINDS = get_args(ScheduleConfig.model_fields["name"].annotation)

@@ -24,7 +24,8 @@ from reconv.inference.backends.precisions import (
 from reconv.inference.calibration import CalibrationSource
 from reconv.precision import build_precision
 from reconv.recipe.code_fields import names_code
-from reconv.recipe.schema import PrecisionConfig, PrecisionOps, Recipe
+from reconv.recipe.precision_fields import PrecisionConfig, PrecisionOps
+from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network
 
 _FASTEST: dict[str, BackendName] = {"cuda": "fused", "cpu": "folded"}  # by kind of device

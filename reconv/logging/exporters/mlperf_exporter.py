@@ -18,7 +18,7 @@ from reconv.errors import ExitCode
 from reconv.io.atomic import write_atomic
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
-from reconv.recipe.schema import OptimizerConfig
+from reconv.recipe.optimizer_fields import OptimizerConfig
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 _EPOCH_SLACK = 1e-9  # rounding error of steps / steps_per_epoch

@@ -14,7 +14,7 @@ from reconv.migrate.programs.nvidia import resume_elsewhere
 from reconv.migrate.programs.program import Program, epochs, missing_data, own_model, refuse_positional, steps
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
-from reconv.recipe.schema import OperationName
+from reconv.recipe.precision_fields import OperationName
 
 _DEFAULT_DATA = "/data/pytorch/imagenet/ILSVRC2012"
 _UNLIMITED = 2**63 - 1

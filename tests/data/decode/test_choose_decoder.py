@@ -23,9 +23,10 @@ from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError, RecipeError
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 SPEC = PreprocessConfig(size=32)
 FAST, SLOW, NONE = NativeSupport("", True), NativeSupport("", False), NativeSupport("it was not compiled", False)

@@ -18,9 +18,10 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, ExitCode
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 COLOR = PreprocessConfig(size=24, resize=28)
 NUM_STEPS = 8  # of 4 samples: three epochs of the 11 training images

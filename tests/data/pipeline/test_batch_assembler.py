@@ -21,9 +21,10 @@ from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.params import host_params
 from reconv.errors import RecipeError
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
 PREPROCESS = PreprocessConfig(size=24, resize=28)

@@ -20,9 +20,10 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import Column
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 COLUMNS = (Column("images", (3, 5, 5), np.uint8), Column("targets", (), np.int64), Column("boxes", (2, 4), np.float32))
 SPEC = PreprocessConfig(size=24, resize=28)

@@ -22,10 +22,11 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.transforms.device_transforms import TrainPreprocess, flip_batch
 from reconv.errors import DataError
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
 from reconv.recipe.detection_fields import DetectionConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 SQUARE = PreprocessConfig(size=32, resize=None)
 

@@ -30,9 +30,10 @@ from reconv.data.pipeline.workers.thread_pool import ThreadPool, Workers
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, RecipeError
 from reconv.kernels.crop.ops import CropBox, crop_reference
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 SIZE = 48
 SPEC = PreprocessConfig(size=SIZE, resize=SIZE)

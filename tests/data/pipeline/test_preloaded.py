@@ -17,10 +17,11 @@ from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import RecipeError
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
 NUM_IMAGES = 50

@@ -21,9 +21,10 @@ from reconv.data.readers.packed import PackedDataset
 from reconv.data.storage import range_cache, remote_tree
 from reconv.data.storage.remote_index import write_index
 from reconv.data.storage.remote_tree import mount, shared_cache
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 _BLOCK = 4096
 

@@ -29,9 +29,10 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 

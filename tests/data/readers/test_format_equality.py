@@ -23,9 +23,10 @@ from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 from reconv.errors import DataError, ExitCode
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 FORMATS = ("tfrecord", "tar", "csv")
 PREPROCESS = PreprocessConfig(size=24, resize=28)

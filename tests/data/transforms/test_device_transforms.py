@@ -15,6 +15,7 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.data.transforms.geometry import erase_boxes
 from reconv.data.transforms.mixup import mix_params
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import (
     AugmentConfig,
     CutmixConfig,
@@ -24,7 +25,7 @@ from reconv.recipe.data_fields import (
     RandomErasingConfig,
 )
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 SIZE = 16
 

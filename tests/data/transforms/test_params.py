@@ -14,6 +14,7 @@ from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.data.transforms.params import host_params
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import (
     AugmentConfig,
     ColorJitterConfig,
@@ -22,7 +23,7 @@ from reconv.recipe.data_fields import (
     RandomErasingConfig,
 )
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 SIZE = 20
 

@@ -37,9 +37,10 @@ from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.errors import DataError, RankLostError, ResourceError, UsageError
 from reconv.io import wait
+from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 
 COLOR = PreprocessConfig(size=24, resize=28)
 GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))

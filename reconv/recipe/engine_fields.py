@@ -1,0 +1,46 @@
+"""The recipe section `engine`: how steps are executed on a device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reconv.recipe.units import Positive, Section, Switch, Threads
+
+
+class NonFiniteConfig(Section):
+    """What happens when the loss or a gradient is NaN or infinite; such an update is never applied."""
+
+    policy: Literal["stop", "skip"] = "stop"
+    """Stop the run, or skip the step."""
+    max_skipped: Positive = 10
+    """Most skipped steps in a run before it stops."""
+
+
+class EngineConfig(Section):
+    """How steps are executed: compilation, kernels, CPU threads."""
+
+    compile: Switch = "auto"
+    """Use torch.compile; `auto` does on CUDA where fused_kernels are not used, and on Gaudi."""
+    fused_kernels: Switch = "auto"
+    """CUDA: use Reconv's fused kernels for batch norm and the layers around it; `auto` does where the network has
+    such layers, unless `compile` is on or off."""
+    cuda_graphs: Switch = "auto"
+    """CUDA: capture the whole step as a CUDA graph; `auto` does unless `compile` is off, there are several processes
+    or the step runs your own code."""
+    deterministic: bool = False
+    """Use deterministic algorithms only, so that a run on the same hardware gives the same bits."""
+    cudnn_benchmark: Switch = "auto"
+    """CUDA: time convolution algorithms for each input size and keep the fastest; `auto` does unless
+    `deterministic`, since the next run may choose another one."""
+    cudnn_benchmark_limit: Literal["all"] | Positive = 4
+    """CUDA: number of algorithms to time per convolution; timing is most of a large network's first step."""
+    num_threads: Threads | Literal["auto"] = "auto"
+    """Torch threads per process; `auto` uses all cores this process may use."""
+    cpu_affinity: Annotated[str, Field(pattern=r"^(any|near|share|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
+    """CPU cores of a process and its workers: `any`, those `near` its GPU, an equal `share` of the machine's for each
+    process, or a list as in 0-7,16-23."""
+    channels_last: Switch = "auto"
+    """Use the channels-last memory format."""
+    non_finite: NonFiniteConfig = NonFiniteConfig()
