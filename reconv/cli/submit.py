@@ -262,7 +262,7 @@ def _write_manifests(
 ) -> int:
     from reconv.distributed.submit import kubernetes, preflight
     from reconv.recipe.data_fields import NEED_NO_PATH
-    from reconv.recipe.loader import own_files
+    from reconv.recipe.extends_chain import own_files
     from reconv.recipe.plan_text import count
 
     num_devices = options["nodes"] * options["devices_per_node"]

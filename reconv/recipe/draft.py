@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reconv.errors import RecipeError
+from reconv.printable import printable_lines
 from reconv.recipe import yaml_document as document
 from reconv.recipe.fields import is_derived, schema_fields
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
@@ -133,3 +135,11 @@ class Draft:
             written or [self.origin(path) for path in paths],
             key=lambda origin: (origin.layer == OVERRIDES, -origin.layer, origin.line),
         )
+
+
+def recipe_error(shown: str, problems: Sequence[tuple[Origin, str]], then: str) -> RecipeError:
+    """The error that lists the problems in the order of the files."""
+    ordered = sorted(dict.fromkeys(problems))
+    count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
+    lines = [f"  {origin.text}: {text}" for origin, text in ordered]
+    return RecipeError(printable_lines(f"{count} in the recipe {shown}", *lines), then=then)

@@ -29,9 +29,9 @@ from reconv.logging.formatting import resume_command
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document
 from reconv.recipe.adapt import show
-from reconv.recipe.loader import differences, load, may_change
+from reconv.recipe.loader import load
 from reconv.recipe.plan_text import count as plural
-from reconv.recipe.recipe_digest import recipe_digest
+from reconv.recipe.recipe_identity import differences, may_change, recipe_digest
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary

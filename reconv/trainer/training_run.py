@@ -44,7 +44,7 @@ from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, usable_cores
 from reconv.precision import check_precision
 from reconv.recipe.loader import Override, dump
-from reconv.recipe.recipe_digest import recipe_digest
+from reconv.recipe.recipe_identity import recipe_digest
 from reconv.report.summary import read_summary
 from reconv.trainer.build.code import code_digests, describe_changed_code
 from reconv.trainer.build.data_context import DataWaitLogger, open_data_context

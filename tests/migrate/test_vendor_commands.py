@@ -14,8 +14,9 @@ from reconv.cli.train import epochs_text, train
 from reconv.migrate.command_line import split_commands
 from reconv.migrate.migration import Migration, TargetMachine, finish, migrate_command
 from reconv.migrate.new_command import command_words
-from reconv.recipe.loader import Override, differences, load
+from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.recipe_identity import differences
 from reconv.recipe.resolved import fit_to_data
 
 FOLDER = Path(__file__).parent

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from reconv.errors import RecipeError
 from reconv.recipe import yaml_document as document
 from reconv.recipe.fields import flatten, schema_fields
-from reconv.recipe.loader import differences, dump, load
+from reconv.recipe.loader import dump, load
 from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.recipe_identity import differences
 from reconv.recipe.schema import Recipe
 
 NAMES = sorted(schema_fields())

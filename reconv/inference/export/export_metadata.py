@@ -15,7 +15,7 @@ from reconv.detection.postprocess import PostprocessConfig
 from reconv.inference.predictor import Predictor
 from reconv.recipe.data_fields import PreprocessConfig
 from reconv.recipe.loader import dump
-from reconv.recipe.recipe_digest import recipe_digest
+from reconv.recipe.recipe_identity import recipe_digest
 from reconv.trainer.build.task_builder import build_postprocess_config
 
 FORMAT = 1
