@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from reconv.cli.options import (
-    STDOUT,
     Command,
     emit_json,
+    journal_of,
     json_option,
     model_options,
     network_options,
@@ -26,8 +25,6 @@ from reconv.logging.formatting import rate
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult
-    from reconv.data.dataset import Split
-    from reconv.inference.backends.backend import BackendName, Precision
 
 _MAX_METRIC_COLUMNS = 6  # more metrics, as a detector has, are printed as rows
 _MAX_PAIRS = 5
@@ -67,22 +64,12 @@ _CLASS_COLUMNS = {
 @json_option
 def eval_command(
     run: str,
-    data: str | None,
-    split: Split | None,
-    per_class: bool,
     every: bool,
-    batch_size: int | None,
-    samples: int | None,
-    devices: int | None,
-    device: str,
+    per_class: bool,
     weights: str | None,
-    best: bool,
-    recipe: str | None,
     trust_code: bool,
-    backend: BackendName,
-    precision: Precision,
-    calibration: str | None,
     json_file: str | None,
+    **options: Any,
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
 
@@ -103,28 +90,16 @@ def eval_command(
     from reconv.api import evaluate
     from reconv.io.work_journal import remove_journal
 
-    journal_dir = None
-    if json_file not in (None, STDOUT) and not every:
-        journal_dir = Path(json_file).with_name(f".{Path(json_file).name}.evaluating")
+    journal_dir = None if every else journal_of(json_file, "evaluating")
     results = evaluate(
         run,
-        data=data,
-        split=split,
-        device=device,
-        devices=devices,
         all=every,
-        weights=weights or "auto",
-        best=best,
-        batch_size=batch_size,
-        samples=samples,
         per_class=per_class,
-        recipe=recipe,
-        backend=backend,
-        precision=precision,
-        calibration=calibration,
+        weights=weights or "auto",
         trust_code=trust_or_ask(trust_code),
         journal_dir=journal_dir,
         log=print_note,
+        **options,
     )
     if read_launch_env().rank != 0:  # started by torchrun, mpirun or srun: rank 0 prints
         return
@@ -134,9 +109,8 @@ def eval_command(
             remove_journal(journal_dir)
         return
     _print_metrics(results)
-    for result in results:
-        if per_class:
-            _print_classes(result)
+    for result in results if per_class else ():
+        _print_classes(result)
 
 
 def _print_metrics(results: Sequence[EvalResult]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,23 +39,12 @@ TARGETS = ("onnx", "openvino", "torch-export", "aoti", "safetensors", "torchvisi
 @json_option
 def export(
     run: str,
-    to: str,
-    out: str | None,
-    images: str | None,
-    data: str | None,
-    samples: int | None,
-    batch: int | None,
-    opset: int | None,
     no_nms: bool,
-    int8: bool,
-    calibration: str | None,
     max_drop: float,
-    force: bool,
     weights: str | None,
-    best: bool,
-    recipe: str | None,
     trust_code: bool,
     json_file: str | None,
+    **options: Any,
 ) -> None:
     """Export RUN to a folder with the model, a model card and a run.py.
 
@@ -74,23 +63,12 @@ def export(
 
     result = export_run(
         run,
-        to=to,
-        out=out,
-        images=images,
-        data=data,
-        samples=samples,
-        best=best,
-        weights=weights or "auto",
-        recipe=recipe,
-        opset=opset,
-        batch=batch,
         nms=not no_nms,
-        int8=int8,
-        calibration=calibration,
         max_drop=max_drop / 100,
-        force=force,
+        weights=weights or "auto",
         trust_code=trust_or_ask(trust_code),
         log=print_note,
+        **options,
     )
     if json_file is not None:
         emit_json({"folder": str(result.folder), "model": str(result.model), **result.report}, json_file)

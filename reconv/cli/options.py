@@ -284,6 +284,13 @@ def emit_json(result: object, json_file: str) -> None:
         write_text(Path(json_file), json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def journal_of(json_file: str | None, doing: str) -> Path | None:
+    """The folder beside a result file where finished work is kept until it is written; None without such a file."""
+    if json_file in (None, STDOUT):
+        return None
+    return Path(json_file).with_name(f".{Path(json_file).name}.{doing}")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file that the user named; raises `ResourceError` where that is not possible."""
     try:

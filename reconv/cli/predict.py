@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from reconv.cli.options import (
-    STDOUT,
     Command,
     backend_options,
     emit_json,
+    journal_of,
     json_option,
     model_options,
     percent,
@@ -92,9 +92,7 @@ def predict(
     from reconv.inference.predict_in_ranks import PredictArgs, predict_in_ranks
     from reconv.io.work_journal import remove_journal
 
-    journal_dir = None
-    if json_file not in (None, STDOUT):
-        journal_dir = Path(json_file).with_name(f".{Path(json_file).name}.predicting")
+    journal_dir = journal_of(json_file, "predicting")
     options: LoadOptions = {
         "device": device,
         "weights": weights or "auto",
