@@ -21,7 +21,7 @@ from reconv.inference.export.export_folder import REPORT, SETTINGS, ExportFolder
 from reconv.inference.export.export_metadata import ExportMetadata
 from reconv.inference.export.export_module import ExportClassifier, example_images
 from reconv.inference.export.gate_boxes import BoxRules, compare_detections
-from reconv.inference.export.gate_images import GateImages, collect_images
+from reconv.inference.export.gate_images import collect_images
 from reconv.inference.export.gate_speed import measure_speed
 from reconv.inference.export.int8 import MAX_DROP, U8
 from reconv.inference.export.model_card import model_card
@@ -89,32 +89,31 @@ def export(
     metadata = ExportMetadata.of(predictor, batch, nms=nms, precision="int8" if int8 else "fp32")
     if target.adapt is not None:
         target, metadata = target.adapt(target, predictor, metadata)
+    exporter = _Exporter(predictor, target, options, metadata)
     folder = ExportFolder(_destination(out, located, metadata, target), replace=force)
-    with tempfile.TemporaryDirectory(prefix="reconv-export-") as temporary, folder.staged() as staging:
-        (Path(temporary) / "images").mkdir()
-        collected = collect_images(predictor, images, data, samples, Path(temporary) / "images")
+    with tempfile.TemporaryDirectory(prefix="reconv-export-") as name, folder.staged() as staging:
+        temporary = Path(name)
+        (temporary / "images").mkdir()
+        collected = collect_images(predictor, images, data, samples, temporary / "images")
         reference = gate.compute_reference(predictor, collected, log)
         log(f"writing {target.model_file} ...")
         if int8:
             source = CalibrationSource(predictor.recipe, predictor.model_classes, predictor.read, calibration, data)
-            batches = source.batches(batch)
-            _write_int8_folder(predictor, target, options, metadata, batches, Path(temporary), staging)
+            exporter.write_int8(source.batches(batch), temporary / _FP32, staging)
         else:
-            _write_folder(predictor, target, options, metadata, staging)
-        metric = predictor.recipe.detection.metric
+            exporter.write(staging)
         log(f"running it on {len(reference.images):,} images ...")
-        result = _check(target, metadata, reference, collected, staging, Path(temporary), max_drop, metric)
+        result = exporter.compare(reference, collected.num_probes, staging, temporary, max_drop)
         report = {"target": target.name, "data": collected.origin, **result.report()}
         if not result.passed:
             write_json(folder.refused_report, report)
             raise _refused(result, folder)
         if int8:
             files = [image.path for image in reference.images]
-            speed = measure_speed(Path(temporary) / _FP32, staging, files, target.hidden_packages, batch)
+            speed = measure_speed(temporary / _FP32, staging, files, target.hidden_packages, batch)
             report["speed"] = {"num_cores": usable_cores(Machine()), "batches": speed}
         write_json(staging / REPORT, report)
-        card = model_card(metadata, target, report, located.run)
-        write_atomic(staging / "README.md", card)
+        write_atomic(staging / "README.md", model_card(metadata, target, report, located.run))
         folder.publish()
     return ExportResult(folder.path, folder.path / target.model_file, target.name, report)
 
@@ -148,73 +147,64 @@ def _destination(
     return parent / f"{metadata.name.replace('/', '-')}-{target.name}{precision}"
 
 
-def _write_folder(
-    predictor: Predictor, target: ExportTarget, options: ExportOptions, metadata: ExportMetadata, staging: Path
-) -> None:
-    """Write the model's file, preprocess.json and run.py."""
-    module = _build_module(predictor, metadata, target).eval()
-    target.write(module, example_images(metadata.preprocess, metadata.batch), metadata, options, staging)
-    write_json(staging / SETTINGS, metadata.settings(target.model_file))
-    write_atomic(staging / "run.py", run_script(target.runtime))
+@dataclass(frozen=True, slots=True)
+class _Exporter:
+    """A trained model, and the format that it is written in."""
 
+    predictor: Predictor
+    target: ExportTarget
+    options: ExportOptions
+    metadata: ExportMetadata
 
-def _write_int8_folder(
-    predictor: Predictor,
-    target: ExportTarget,
-    options: ExportOptions,
-    metadata: ExportMetadata,
-    calibration: Sequence[U8],
-    temporary: Path,
-    staging: Path,
-) -> None:
-    """Write the folder in fp32 into the temporary one, and beside it the quantized model."""
-    assert target.quantize is not None
-    (temporary / _FP32).mkdir()
-    _write_folder(predictor, target, options, metadata, temporary / _FP32)
-    target.quantize(temporary / _FP32 / target.model_file, staging / target.model_file, calibration)
-    for name in (SETTINGS, "run.py"):
-        shutil.copyfile(temporary / _FP32 / name, staging / name)
+    def write(self, folder: Path) -> None:
+        """Write the model's file, preprocess.json and run.py."""
+        example = example_images(self.metadata.preprocess, self.metadata.batch)
+        self.target.write(self._build_module().eval(), example, self.metadata, self.options, folder)
+        write_json(folder / SETTINGS, self.metadata.settings(self.target.model_file))
+        write_atomic(folder / "run.py", run_script(self.target.runtime))
 
+    def write_int8(self, calibration: Sequence[U8], fp32: Path, folder: Path) -> None:
+        """Write the model in fp32 into the new folder `fp32`, and the same with the quantized model into `folder`."""
+        assert self.target.quantize is not None
+        fp32.mkdir()
+        self.write(fp32)
+        self.target.quantize(fp32 / self.target.model_file, folder / self.target.model_file, calibration)
+        for name in (SETTINGS, "run.py"):
+            shutil.copyfile(fp32 / name, folder / name)
 
-def _build_module(predictor: Predictor, metadata: ExportMetadata, target: ExportTarget) -> nn.Module:
-    """The network with what the file contains around it."""
-    recipe, model = predictor.recipe, predictor.module.float()
-    if metadata.nms is None:
-        return ExportClassifier(model, metadata.preprocess, metadata.tta)
-    return ExportDetector(
-        model,
-        metadata.preprocess,
-        build_anchors(recipe),
-        recipe.detection.anchors.variances,
-        build_postprocess_config(recipe),
-        target.nms if metadata.nms.in_model else None,
-    )
+    def _build_module(self) -> nn.Module:
+        """The network with what the file contains around it."""
+        recipe, metadata, model = self.predictor.recipe, self.metadata, self.predictor.module.float()
+        if metadata.nms is None:
+            return ExportClassifier(model, metadata.preprocess, metadata.tta)
+        return ExportDetector(
+            model,
+            metadata.preprocess,
+            build_anchors(recipe),
+            recipe.detection.anchors.variances,
+            build_postprocess_config(recipe),
+            self.target.nms if metadata.nms.in_model else None,
+        )
 
-
-def _check(
-    target: ExportTarget,
-    metadata: ExportMetadata,
-    reference: gate.Reference,
-    collected: GateImages,
-    staging: Path,
-    temporary: Path,
-    max_drop: float,
-    metric: str,
-) -> gate.GateResult:
-    """Run the staged folder in a fresh process and compare."""
-    files = [image.path for image in reference.images]
-    found = gate.run_exported(staging / "run.py", files, target.hidden_packages, temporary)
-    if metadata.task == "detection":
-        rules = BoxRules(metadata.preprocess.size, metadata.class_names, metric, metadata.precision, max_drop)
-        return compare_detections(reference, found, rules, collected.num_probes)
-    return gate.compare(
-        reference,
-        found,
-        task=metadata.task,
-        precision=metadata.precision,
-        num_probes=collected.num_probes,
-        max_drop=max_drop,
-    )
+    def compare(
+        self, reference: gate.Reference, num_probes: int, folder: Path, temporary: Path, max_drop: float
+    ) -> gate.GateResult:
+        """Run the written folder in a fresh process and compare its results with the reference."""
+        metadata = self.metadata
+        files = [image.path for image in reference.images]
+        found = gate.run_exported(folder / "run.py", files, self.target.hidden_packages, temporary)
+        if metadata.task == "detection":
+            metric = self.predictor.recipe.detection.metric
+            rules = BoxRules(metadata.preprocess.size, metadata.class_names, metric, metadata.precision, max_drop)
+            return compare_detections(reference, found, rules, num_probes)
+        return gate.compare(
+            reference,
+            found,
+            task=metadata.task,
+            precision=metadata.precision,
+            num_probes=num_probes,
+            max_drop=max_drop,
+        )
 
 
 def _refused(result: gate.GateResult, folder: ExportFolder) -> ExportError:
