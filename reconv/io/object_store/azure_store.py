@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.io.object_store.fsspec_store import TIMEOUT_S, FsspecStore, complete, sorted_objects
+from reconv.io.object_store.fsspec_store import TIMEOUT_S, VersionedStore, sorted_objects
 from reconv.io.object_store.object_store import ObjectInfo, join_url
 from reconv.io.object_store.store_errors import MissingObjectError
 
 _TIMEOUTS = {"connection_timeout": TIMEOUT_S, "read_timeout": TIMEOUT_S}
 
 
-class AzureStore(FsspecStore):
+class AzureStore(VersionedStore):
     """The blobs below az://CONTAINER/PREFIX, of the account in AZURE_STORAGE_ACCOUNT_NAME or
     AZURE_STORAGE_CONNECTION_STRING. Requests go to the client itself: adlfs takes a part of some names for a version,
     and cannot ask for one."""
@@ -50,14 +50,7 @@ class AzureStore(FsspecStore):
         async with self._blob_client(name) as client:
             return await client.get_blob_properties(**_TIMEOUTS)
 
-    def read(self, item: ObjectInfo, start: int, length: int) -> bytes:
-        url = join_url(self.root, item.name)
-        if not length:
-            return b""
-        with self.errors(url):
-            return complete(self.run(self._read, item, start, length), length, url)
-
-    async def _read(self, item: ObjectInfo, start: int, length: int) -> bytes:
+    async def read_version(self, item: ObjectInfo, start: int, length: int) -> bytes:
         from azure.core import MatchConditions
 
         condition = {"etag": item.etag, "match_condition": MatchConditions.IfNotModified} if item.etag else {}

@@ -135,13 +135,6 @@ class FsspecStore:
         with self.errors(join_url(self.root, name)), suppress(FileNotFoundError):
             self.fs.rm_file(self.path(name))
 
-    def run(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = 4 * TIMEOUT_S) -> T:
-        """Call an asynchronous function in the thread of the file system."""
-        from fsspec.asyn import sync
-
-        result: T = sync(self.fs.loop, function, *args, timeout=timeout_s)
-        return result
-
     def path(self, name: str) -> str:
         """What the file system calls an object."""
         return f"{self._path.rstrip('/')}/{name}" if name else self._path
@@ -155,6 +148,28 @@ class FsspecStore:
             raise
         except Exception as error:  # each package has its own classes
             raise store_error(url, error) from error
+
+
+class VersionedStore(FsspecStore):
+    """A store that can be asked for one version of an object, by its asynchronous client."""
+
+    def read(self, item: ObjectInfo, start: int, length: int) -> bytes:
+        url = join_url(self.root, item.name)
+        if not length:
+            return b""
+        with self.errors(url):
+            return complete(self.run(self.read_version, item, start, length), length, url)
+
+    async def read_version(self, item: ObjectInfo, start: int, length: int) -> bytes:
+        """A range of the object's version that was listed; raises where the store has another one."""
+        raise NotImplementedError
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = 4 * TIMEOUT_S) -> T:
+        """Call an asynchronous function in the thread of the file system."""
+        from fsspec.asyn import sync
+
+        result: T = sync(self.fs.loop, function, *args, timeout=timeout_s)
+        return result
 
 
 def sorted_objects(items: Iterable[ObjectInfo]) -> list[ObjectInfo]:

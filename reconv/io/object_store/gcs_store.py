@@ -8,14 +8,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from reconv.io.object_store.fsspec_store import TIMEOUT_S, FsspecStore, complete, sorted_objects
+from reconv.io.object_store.fsspec_store import TIMEOUT_S, VersionedStore, sorted_objects
 from reconv.io.object_store.object_store import ObjectInfo, join_url
 from reconv.io.object_store.store_errors import ChangedObjectError
 
 _GENERATION_HEADER = "X-Goog-Generation"
 
 
-class GcsStore(FsspecStore):
+class GcsStore(VersionedStore):
     """The objects below gs://BUCKET/PREFIX. Credentials are those of google.auth; STORAGE_EMULATOR_HOST is another
     server. An object's version is its generation, which changes with its bytes alone."""
 
@@ -66,14 +66,7 @@ class GcsStore(FsspecStore):
         )
         return found
 
-    def read(self, item: ObjectInfo, start: int, length: int) -> bytes:
-        url = join_url(self.root, item.name)
-        if not length:
-            return b""
-        with self.errors(url):
-            return complete(self.run(self._read, item, start, length), length, url)
-
-    async def _read(self, item: ObjectInfo, start: int, length: int) -> bytes:
+    async def read_version(self, item: ObjectInfo, start: int, length: int) -> bytes:
         url = join_url(self.root, item.name)
         try:
             headers, data = await self.fs._call(

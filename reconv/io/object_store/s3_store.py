@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reconv.io.object_store.fsspec_store import TIMEOUT_S, FsspecStore, complete
-from reconv.io.object_store.object_store import ObjectInfo, join_url
+from reconv.io.object_store.fsspec_store import TIMEOUT_S, VersionedStore
+from reconv.io.object_store.object_store import ObjectInfo
 
 MAX_CONNECTIONS = 64
 
 
-class S3Store(FsspecStore):
+class S3Store(VersionedStore):
     """The objects below s3://BUCKET/PREFIX. Credentials and endpoint are those of botocore: AWS_ACCESS_KEY_ID,
     AWS_ENDPOINT_URL, a profile, or the role of the machine."""
 
@@ -35,15 +35,7 @@ class S3Store(FsspecStore):
         self._bucket, prefix, _ = self.fs.split_path(self._path)
         self._prefix = f"{prefix}/" if prefix else ""
 
-    def read(self, item: ObjectInfo, start: int, length: int) -> bytes:
-        url = join_url(self.root, item.name)
-        if not length:
-            return b""
-        with self.errors(url):
-            data = self.run(self._read, item, start, length)
-        return complete(data, length, url)
-
-    async def _read(self, item: ObjectInfo, start: int, length: int) -> bytes:
+    async def read_version(self, item: ObjectInfo, start: int, length: int) -> bytes:
         version = {"IfMatch": item.etag} if item.etag else {}
         response = await self.fs._call_s3(
             "get_object",
