@@ -25,20 +25,14 @@ def comparison(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, An
     )
     return page.document(
         f"{len(records)} runs of {names} · Reconv",
-        el(
-            "main",
-            None,
-            el(
-                "header",
-                None,
-                el("p", {"class": "kicker"}, "Reconv comparison"),
-                el("h1", None, f"{len(records)} runs of {names}"),
-                el("ul", {"class": "verdicts"}, *map(_verdict, range(len(records)), records, summaries)),
-            ),
-            page.section("Results", _results(records, summaries)),
-            page.section("Curves", chart_grid([draw(c) for c in charts], [c.small for c in charts]), intro=intro),
-            page.section("Recipe differences", _differences(records)),
+        page.header(
+            "Reconv comparison",
+            f"{len(records)} runs of {names}",
+            el("ul", {"class": "verdicts"}, *map(_verdict, range(len(records)), records, summaries)),
         ),
+        page.section("Results", _results(records, summaries)),
+        page.section("Curves", chart_grid([draw(c) for c in charts], [c.small for c in charts]), intro=intro),
+        page.section("Recipe differences", _differences(records)),
     )
 
 

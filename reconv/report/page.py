@@ -55,7 +55,7 @@ def document(title: str, *body: Html, live: LivePage | None = None) -> str:
         el("style", None, _asset("page.css")),
     )
     timing = {} if live is None else _timing(live)
-    content = el("body", timing, *body, el("script", None, script))
+    content = el("body", timing, el("main", None, *body), el("script", None, script))
     return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, content)}\n"
 
 
@@ -66,6 +66,11 @@ def _timing(live: LivePage) -> dict[str, object]:
 
 def _asset(name: str) -> Html:
     return Html((resources.files("reconv.report") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def header(kicker: str, title: str, *body: Html) -> Html:
+    """The header of a page; the kicker says which kind of page it is."""
+    return el("header", None, el("p", {"class": "kicker"}, kicker), el("h1", None, title), *body)
 
 
 def section(title: str, *body: Html, intro: str = "") -> Html:

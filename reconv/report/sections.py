@@ -30,11 +30,9 @@ def header(record: RunRecord, summary: Mapping[str, Any], live: page.LivePage | 
     state = fmt.state(summary) if live is None else "running"
     verdict = fmt.verdict(summary) if live is None else _progress(record, summary)
     facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
-    return el(
-        "header",
-        None,
-        el("p", {"class": "kicker"}, f"Reconv training report · run {record.label}"),
-        el("h1", None, record.title),
+    return page.header(
+        f"Reconv training report · run {record.label}",
+        record.title,
         *([el("p", {"class": "about"}, str(record.recipe["description"]))] if record.recipe.get("description") else []),
         el("p", {"class": "verdict"}, page.badge(state), el("strong", None, verdict)),
         *([] if live is None else [_live_note(live)]),

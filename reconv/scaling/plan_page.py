@@ -32,26 +32,20 @@ def render_plan(
     notes += [f"{row.devices:,} devices: not possible: {row.why}" for row in impossible]
     return page.document(
         f"{title} · Reconv plan",
-        el(
-            "main",
-            None,
-            el(
-                "header",
-                None,
-                el("p", {"class": "kicker"}, "Reconv plan: predicted, not measured"),
-                el("h1", None, title),
-                el("p", {"class": "about"}, f"{recipe.model.name} in {recipe.precision.mode}, {recipe.length}"),
-                page.command("again", command),
-            ),
-            page.section("Scaling", _charts(found, step_time)),
-            page.section(
-                "Predictions", page.table(HEAD, [plan_cells(row) for row in found], range(9)) if found else Html("")
-            ),
-            page.section(
-                "Notes", el("ul", {"class": "notes"}, *(el("li", None, note) for note in notes)) if notes else Html("")
-            ),
-            page.section("What it is based on", page.pairs(assumptions(cluster, step_time))),
+        page.header(
+            "Reconv plan: predicted, not measured",
+            title,
+            el("p", {"class": "about"}, f"{recipe.model.name} in {recipe.precision.mode}, {recipe.length}"),
+            page.command("again", command),
         ),
+        page.section("Scaling", _charts(found, step_time)),
+        page.section(
+            "Predictions", page.table(HEAD, [plan_cells(row) for row in found], range(9)) if found else Html("")
+        ),
+        page.section(
+            "Notes", el("ul", {"class": "notes"}, *(el("li", None, note) for note in notes)) if notes else Html("")
+        ),
+        page.section("What it is based on", page.pairs(assumptions(cluster, step_time))),
     )
 
 
