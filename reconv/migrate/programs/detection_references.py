@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from reconv.errors import UsageError
 from reconv.migrate.flags import flag, switch
-from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps
+from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps, take_device
 from reconv.migrate.translation import Translation
 
 _OURS = "the detector here is SSD300 with a ResNet-34 backbone: other accuracy, other weights"
@@ -219,10 +219,7 @@ def translate_torchvision(t: Translation, positional: Sequence[str]) -> None:
     t.set("precision.mode", "fp16" if t["amp"] else "fp32", "amp")
     if t["weights_backbone"]:
         t.set("model.init", "torchvision:resnet34", "weights_backbone")
-    if t["device"] == "cpu":
-        t.option("--device", "cpu", "device")
-    else:
-        t.explain("device", "no effect", "auto finds the device of this machine")
+    take_device(t)
     if t.is_typed("output_dir"):
         t.run_folder(t["output_dir"], "output_dir")
     if t["data_path"]:

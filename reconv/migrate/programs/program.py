@@ -118,6 +118,14 @@ def take_data(t: Translation, words: Sequence[str], default: str = "") -> None:
         missing_data(t, default)
 
 
+def take_device(t: Translation) -> None:
+    """`--device cpu` is an option here, too; any other device is found without one."""
+    if t["device"] == "cpu":
+        t.option("--device", "cpu", "device")
+    else:
+        t.explain("device", "no effect", "auto finds the device of this machine")
+
+
 def missing_data(t: Translation, default: str = "") -> None:
     """The command names no data: say so, with the folder that the program would read."""
     shown = f"; {t.program} would read {default}" if default else ""

@@ -12,7 +12,7 @@ from reconv.migrate.command_line import unfilled
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flags import ParsedWords, Typed, flag, switch
 from reconv.migrate.programs.nvidia import resume_elsewhere
-from reconv.migrate.programs.program import Program, epochs, steps, take_data
+from reconv.migrate.programs.program import Program, epochs, steps, take_data, take_device
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -423,11 +423,7 @@ def _rest(t: Translation) -> None:
         t.explain("eval_metric", "not supported", "the best checkpoint is the one of the best accuracy")
     else:
         t.set("evaluate.best_metric", t["eval_metric"], "eval_metric")
-    if t.is_typed("device"):
-        if t["device"] == "cpu":
-            t.option("--device", "cpu", "device")
-        else:
-            t.explain("device", "no effect", "auto finds the device of this machine")
+    take_device(t)
     if t["resume"]:
         resume_elsewhere(t, "resume")
 

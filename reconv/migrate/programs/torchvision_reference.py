@@ -8,7 +8,15 @@ from reconv.errors import UsageError
 from reconv.migrate.flags import flag, switch
 from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.programs.nvidia import resume_elsewhere
-from reconv.migrate.programs.program import Program, epochs, missing_data, own_model, refuse_positional, steps
+from reconv.migrate.programs.program import (
+    Program,
+    epochs,
+    missing_data,
+    own_model,
+    refuse_positional,
+    steps,
+    take_device,
+)
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -91,11 +99,7 @@ def translate(t: Translation, positional: Sequence[str]) -> None:
         t.data(t["data_path"], "data_path")
     else:
         missing_data(t)
-    if t.is_typed("device"):
-        if t["device"] == "cpu":
-            t.option("--device", "cpu", "device")
-        else:
-            t.explain("device", "no effect", "auto finds the device of this machine")
+    take_device(t)
     if t.is_typed("output_dir"):
         t.run_folder(t["output_dir"], "output_dir")
     for key in ("pretrained", "weights"):
