@@ -38,8 +38,8 @@ from benchmarks import as_overrides
 from benchmarks.throughput_tables import markdown, network_lines
 from reconv.bench.baselines import compare, find_baselines
 from reconv.bench.bench_infer import bench_infer
-from reconv.bench.bench_run import bench_args, num_classes_of, open_bench_run
-from reconv.bench.bench_train import bench_train, no_log
+from reconv.bench.bench_run import bench_args, no_log, num_classes_of, open_bench_run
+from reconv.bench.bench_train import bench_train
 from reconv.bench.inference_baselines import inference_baselines
 from reconv.bench.roofline import Peak, layer_costs, memory_bound_fraction, min_time_s
 from reconv.bench.timing import TimingConfig

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.bench.bench_run import bench_args, describe_setup, open_bench_run
+from reconv.bench.bench_run import LogFunction, bench_args, describe_setup, no_log, open_bench_run
 from reconv.bench.data_paths import ORIGINAL, DataPath, baseline_image, open_data_paths
 from reconv.bench.timing import percentile
 from reconv.data.dataset import select_rows
@@ -50,8 +50,6 @@ _OVERRIDES = {  # an endless stream of small batches, and no threads but the wor
 }
 _COMPARED_BATCHES = 4  # for the difference between the images of two pipelines
 _BASELINE = "baseline"
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def bench_data(
     images: int = 256,
     windows: int = 5,
     compare: bool = False,
-    log: Log = lambda text: None,
+    log: LogFunction = no_log,
 ) -> dict[str, Any]:
     """Measure the data loader on real data and, with `compare`, a baseline pipeline alternately with it."""
     overrides = [*overrides, *((field, value, "bench") for field, value in _OVERRIDES.items())]
@@ -120,7 +118,7 @@ def bench_data(
         return _measure(run, max(1, round(images / BATCH)), windows, compare, log)
 
 
-def _measure(run: PreparedRun, steps: int, windows: int, compare: bool, log: Log) -> dict[str, Any]:
+def _measure(run: PreparedRun, steps: int, windows: int, compare: bool, log: LogFunction) -> dict[str, Any]:
     dataset, plan = run.datasets.train, run.plan
     log(f"{dataset.origin}: {len(dataset):,} images to {plan.size_at(0)} px")
     compared: dict[str, Any] = {}
@@ -153,7 +151,7 @@ def _measure(run: PreparedRun, steps: int, windows: int, compare: bool, log: Log
     }
 
 
-def _compare(data_paths: Sequence[DataPath], steps: int, windows: int, log: Log) -> dict[str, Any]:
+def _compare(data_paths: Sequence[DataPath], steps: int, windows: int, log: LogFunction) -> dict[str, Any]:
     """The baseline's rate, the speedup of each data path over it, and the mean difference of their pixels."""
     log(f"measuring the baseline and {len(data_paths)} data paths alternately, {windows} windows each")
     pipelines = {_BASELINE: _baseline_batches(data_paths[0].run)}

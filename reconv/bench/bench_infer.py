@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.bench.baselines import find_baselines
-from reconv.bench.bench_run import describe_setup, num_classes_of
+from reconv.bench.bench_run import LogFunction, describe_setup, no_log, num_classes_of
 from reconv.bench.inference_baselines import InferenceBaseline, Run, inference_baselines
 from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
@@ -41,8 +41,6 @@ WARMUP = 3
 PERCENTILES = (50, 90, 95, 99)  # of latencies
 _NORM_IMAGES = 4
 
-Log = Callable[[str], None]
-
 
 def bench_infer(
     target: str,
@@ -54,7 +52,7 @@ def bench_infer(
     seconds: float = SECONDS_PER_SIZE,
     baselines: Sequence[InferenceBaseline] = (),
     trust_code: TrustCode = False,
-    log: Log = lambda text: None,
+    log: LogFunction = no_log,
 ) -> dict[str, Any]:
     """Measure inference of the network of a recipe or a run, and of baselines, at each batch size."""
     recipe, network, opened = open_network(target, overrides, device, trust_code)

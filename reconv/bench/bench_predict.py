@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from reconv.bench.bench_infer import (
     summarize_latencies,
     utilization_at_best,
 )
-from reconv.bench.bench_run import describe_setup
+from reconv.bench.bench_run import LogFunction, describe_setup, no_log
 from reconv.custom_code import TrustCode
 from reconv.data.dataset import Dataset, sample_files
 from reconv.data.inspect.lenient_open import find_box_reader
@@ -43,8 +43,6 @@ from reconv.recipe.loader import Override
 MAX_IMAGES = 2048  # different ones; more iterations repeat them
 WINDOWS = 5
 WINDOW_S = 1.0
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def bench_predict(
     seconds: float = SECONDS_PER_SIZE,
     windows: int = WINDOWS,
     trust_code: TrustCode = False,
-    log: Log = lambda text: None,
+    log: LogFunction = no_log,
 ) -> dict[str, Any]:
     """Measure the predictions of a recipe or a run for real images, reading and decoding included."""
     real = open_images(data)

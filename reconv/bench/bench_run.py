@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,12 +21,17 @@ from reconv.trainer.prepare_run import PreparedRun, prepare_run
 from reconv.trainer.run_setup import RunArgs
 
 Input = Literal["device", "host", "real"]
+LogFunction = Callable[[str], None]
 NUM_CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "voc": 20, "scattered-digits": 10}
 IMAGENET_CLASSES = 1000
 COCO_CLASSES = 80
 SYNTHETIC_BATCHES = 1000  # in an epoch; only those that are used are generated
 
 _SYNTHETIC_SOURCES = {"device": "synthetic-device", "host": "synthetic"}
+
+
+def no_log(text: str) -> None:
+    """Discards what is logged."""
 
 
 def bench_args(

@@ -6,11 +6,11 @@ Every number comes from real training steps; what cannot be measured is null, wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from reconv.bench.baselines import TrainBaseline, compare
-from reconv.bench.bench_run import Input, bench_args, describe_setup, open_bench_run
+from reconv.bench.bench_run import Input, LogFunction, bench_args, describe_setup, no_log, open_bench_run
 from reconv.bench.bench_scaling import measure_scaling
 from reconv.bench.measure_step import MeasuredStep, measure_step
 from reconv.bench.roofline import layer_costs, utilization
@@ -21,12 +21,6 @@ from reconv.machine import Machine, process_age_s
 from reconv.recipe.loader import Override, load
 from reconv.trainer.prepare_run import PreparedRun
 from reconv.trainer.run_setup import RunArgs, describe_ranks, run_on_devices
-
-Log = Callable[[str], None]
-
-
-def no_log(text: str) -> None:
-    """Discards what is logged."""
 
 
 def bench_train(
@@ -40,7 +34,7 @@ def bench_train(
     nic: str | None = None,
     config: TimingConfig | None = None,
     baselines: Sequence[TrainBaseline] | None = None,
-    log: Log = no_log,
+    log: LogFunction = no_log,
 ) -> dict[str, Any]:
     """Time the training steps of a recipe and, if given, of baselines on the same data.
 
@@ -70,14 +64,14 @@ def _check_can_measure(
 
 
 def _bench(
-    args: RunArgs, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: Log
+    args: RunArgs, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: LogFunction
 ) -> dict[str, Any]:
     with open_bench_run(args) as run:
         return _measure(run, input, config, baselines, log if run.process_group.is_rank0 else no_log)
 
 
 def _measure(
-    run: PreparedRun, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: Log
+    run: PreparedRun, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: LogFunction
 ) -> dict[str, Any]:
     recipe, plan, device, world_size = run.recipe, run.plan, run.device, run.process_group.world_size
     log(f"{recipe.name}: {recipe.model.name}, {run.datasets.train.origin}, {device.describe()}")

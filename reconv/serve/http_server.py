@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import uvicorn
 
 from reconv.device.base import device_kind
 from reconv.errors import ExitCode, ResourceError
+from reconv.inference.model_evaluation import LogFunction
 from reconv.machine import Machine, usable_cores
 from reconv.serve.access import LOOPBACK, SECURITY_HEADERS, Access
 from reconv.serve.app import build_app
@@ -33,7 +34,6 @@ from reconv.serve.shared_listener import ConnectionCounts, SharedListener
 
 BACKLOG = 2048  # connections that wait to be accepted
 _STOP_LOADING_S = 1.0
-LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import is_checkpoint_name
 from reconv.custom_code import TrustCode
 from reconv.errors import CheckpointError, ReconvError, UsageError
+from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import find_model
 from reconv.printable import printable
 from reconv.serve.metrics import ServerMetrics
@@ -21,7 +22,6 @@ from reconv.serve.model_info import model_info
 from reconv.serve.models import BatchSettings, LoadedModel, ServedModel
 
 POLL_S = 1.0  # how often a run is looked at
-LogFunction = Callable[[str], None]
 _Stamp = tuple[tuple[str, int], ...]
 
 

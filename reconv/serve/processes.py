@@ -25,9 +25,10 @@ from typing import Any
 from prometheus_client.multiprocess import mark_process_dead
 
 from reconv.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
+from reconv.inference.model_evaluation import LogFunction
 from reconv.io.stop_signals import signal_name
 from reconv.io.temporary_folder import temporary_folder
-from reconv.serve.http_server import HttpServer, LogFunction, ServeSettings, Shared, end_process
+from reconv.serve.http_server import HttpServer, ServeSettings, Shared, end_process
 from reconv.serve.shared_listener import ConnectionCounts
 
 MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it was ready

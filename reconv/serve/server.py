@@ -6,8 +6,9 @@ import socket
 from typing import NoReturn
 
 from reconv.errors import ExitCode, ResourceError
+from reconv.inference.model_evaluation import LogFunction
 from reconv.serve.access import read_tokens
-from reconv.serve.http_server import BACKLOG, HttpServer, LogFunction, ServeSettings, end_process
+from reconv.serve.http_server import BACKLOG, HttpServer, ServeSettings, end_process
 from reconv.serve.limits import Limits
 from reconv.serve.model_loader import LoadSettings
 from reconv.serve.models import BatchSettings, name_models
