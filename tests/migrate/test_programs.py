@@ -295,3 +295,9 @@ def test_half_precision_is_the_mode_of_the_presets() -> None:
     assert fp16.settings["precision.mode"].value == "fp16"
     assert fp16.settings["precision.loss_scale"].value == 256
     assert migrate_command("python ssd.py -d bf16").settings["precision.mode"].value == "bf16"
+
+
+def test_weight_decays_of_norms_and_biases_that_differ_are_both_explained() -> None:
+    migration = migrate_command("train.py --model resnet18 --norm-weight-decay 0.5 --bias-weight-decay 0.5")
+    decays = {row.typed: row.status for row in migration.rows if "weight-decay" in row.typed}
+    assert decays == {"--norm-weight-decay 0.5": "not supported", "--bias-weight-decay 0.5": "not supported"}

@@ -130,7 +130,7 @@ def _optimizer(t: Translation) -> None:
     t.set("optimizer.weight_decay_exclude", exclude, "norm_weight_decay", "bias_weight_decay")
     for key, value in (("norm_weight_decay", norm), ("bias_weight_decay", bias)):
         if value not in (None, 0, all_) or (key == "bias_weight_decay" and value == 0 and norm != 0):
-            t.settings.pop("optimizer.weight_decay_exclude")
+            t.settings.pop("optimizer.weight_decay_exclude", None)
             t.explain(key, "not supported", f"norms and biases have all of {all_} or none; see weight_decay_exclude")
     if t["clip_grad_norm"] is not None:
         t.set("optimizer.clip_grad", t["clip_grad_norm"], "clip_grad_norm")
