@@ -14,6 +14,7 @@ from reconv.errors import UsageError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&\n]*(?<! )>|\[[A-Za-z][^\[\]|;&,\n'\"]*\](?=\s|$)")
+_OPTION = re.compile(r"--?[A-Za-z]")
 _ALTERNATIVES = re.compile(r"[A-Z0-9]+(\|[A-Z0-9]+)+(?=\s|$)")  # AMP|FP32, in documentation
 _BRACES = re.compile(r"\{[^{}\n$'\"]*,[^{}\n'\"]*\}")
 _REDIRECTION = re.compile(r"(?:[0-9]|&)?(?:>>|>|<<<|<)(?:&[0-9-]|&(?=\s*[\w./]))?")
@@ -34,11 +35,14 @@ class SimpleCommand:
     assignments: list[tuple[str, str]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     redirections: list[str] = field(default_factory=list)
-    operator: str = ""  # what follows it: && || ; | & or nothing
+    operator: str = ""  # what follows it: && || ; | &; empty: a line break or nothing
 
 
 def split_commands(text: str) -> list[SimpleCommand]:
-    """The commands of a text; raises UsageError where a quote is not closed."""
+    """The commands of a text; raises UsageError where a quote is not closed.
+
+    A line that begins with an option continues the line before, as in a command that was wrapped without backslashes.
+    """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"the command has {len(text):,} characters", why=f"the limit is {MAX_CHARACTERS:,}")
     variables: dict[str, str] = {}
@@ -58,6 +62,8 @@ def split_commands(text: str) -> list[SimpleCommand]:
             current.redirections[-1] += f" {token}"
             redirects = False
         else:
+            if current == SimpleCommand() and commands and not commands[-1].operator and _OPTION.match(token):
+                current = commands.pop()
             _add_word(current, token, kind, variables)
     if current.words or current.assignments or current.redirections:
         commands.append(current)

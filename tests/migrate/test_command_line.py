@@ -29,6 +29,8 @@ def words(text: str) -> list[list[str]]:
         ('a --flag=\'{"k": "v"}\'', [["a", '--flag={"k": "v"}']]),
         ("a `b c` $(d e)", [["a", "`b c`", "$(d e)"]]),
         ("a \\  \n  b", [["a", "b"]]),  # a space after the backslash, which a shell would not forgive
+        ("a --b=1\n  --c 2\n  -d\nb", [["a", "--b=1", "--c", "2", "-d"], ["b"]]),  # wrapped without backslashes
+        ("a;\n--b", [["a"], ["--b"]]),
         ("a [folder with images] b", [["a", "[folder with images]", "b"]]),
         ('x=\'1 2\' a $x "$x" --f="$x"', [["a", "1", "2", "1 2", "--f=1 2"]]),
         ("a >& out.log; b |& c", [["a"], ["b"], ["c"]]),
