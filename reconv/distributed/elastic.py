@@ -62,7 +62,7 @@ def run_elastic(config: ElasticConfig, work: ElasticWork[T], nic: str | None = N
     if config.rendezvous is not None and not secret:
         raise UsageError(
             f"--rendezvous needs a secret that all nodes share, in {SECRET_VARIABLE}",
-            why="whoever knows it may take part in the run",
+            why="only nodes that know it may take part in the run",
             then=f"export {SECRET_VARIABLE}=... as `reconv rendezvous` printed it, on every node",
         )
     received: list[int] = []

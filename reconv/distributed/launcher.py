@@ -79,7 +79,7 @@ def start_ranks(
     start_method: Literal["spawn", "forkserver"] = "spawn",
 ) -> PContext:
     """Start one process for each set of variables; each writes its error, if it has one, to the folder."""
-    for name in _TORCH_LOGGERS:  # errors of ranks are reported by whoever calls this
+    for name in _TORCH_LOGGERS:  # the caller reports errors of ranks
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Processes inherit this thread's signal mask, so a Ctrl-C does not hit them while they import torch. The resource
     # tracker comes first: starting it unblocks the signal again.
@@ -104,7 +104,7 @@ def start_fork_server() -> None:
     context.set_forkserver_preload(_PRELOADED)
     first = context.Process(target=str)
     first.start()
-    first.join()  # whoever joins other nodes after this can start its ranks at once
+    first.join()  # a node that has done this starts its ranks at once
 
 
 def failure_of(outcome: RunProcsResult, folder: Path, first_rank: int = 0) -> ReconvError:

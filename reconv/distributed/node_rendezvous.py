@@ -88,7 +88,7 @@ class Rendezvous(Protocol):
         """The roster of the next round, once it is decided and this node is in it."""
 
     def waits_for(self) -> str | None:
-        """Who must come before there can be a round, for a message; None: nobody, a round is running or forming."""
+        """What a round still waits for, for a message; None if a round is running or forming."""
 
     def why_stop(self, roster: Roster, usable: Callable[[int], int]) -> str:
         """Why the ranks of this round should save and stop; empty if they should not."""
@@ -401,7 +401,7 @@ def address_towards(address: Address) -> str:
 
 
 def free_port(address: str) -> int:
-    """A port of this machine that nobody uses now."""
+    """A port of this machine that is free now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))

@@ -40,7 +40,7 @@ class Access:
         """Raise the error of a request that is not allowed."""
         if self.hosts and host_name(request.headers.get("host", "")) not in self.hosts:
             # A page of another site could otherwise reach a server on this machine by a name of its own.
-            message = "this server listens on the loopback interface and answers to localhost only; see --host"
+            message = "this server listens on the loopback interface and accepts only the host localhost; see --host"
             raise ApiError(421, "wrong_host", message)
         if self.tokens and route not in OPEN_ROUTES and not self._has_token(request):
             message = "this server needs a token: Authorization: Bearer TOKEN"

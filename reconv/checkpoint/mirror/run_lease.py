@@ -2,7 +2,7 @@
 
 `lease.json` names its writer, who writes it again every half minute. Another process that finds one of a living writer
 refuses; one that does not change for a minute and a half is taken over. Stores do not all have a conditional PUT, so
-two processes that start within the same seconds are told apart only by which lease is there in the end, and a writer
+of two processes that start within the same seconds the one whose lease is there in the end is the writer, and a writer
 that was cut off from the network learns of its successor when it is back. Checkpoints are safe in any case: each is
 complete and verified by its own manifest.
 """

@@ -2,7 +2,7 @@
 
 The order of samples is known, so no request has to wait for its turn: parts of several MB are fetched by many requests
 at once into the cache that all workers and ranks of a machine read from. Nothing here changes what is read; a part that
-is not there yet is fetched by whoever reads it.
+is not there yet is fetched when it is read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ReadAhead:
 
     def _run(self) -> None:
         recent: dict[str, None] = {}  # blocks that were looked at, oldest first
-        with suppress(StoreError):  # whoever reads it meets the same error and reports it
+        with suppress(StoreError):  # reading it raises the same error, which is reported then
             for step in self._steps:
                 for cached, block in self._blocks(self._indices_of(step)):
                     if block.path in recent:

@@ -159,7 +159,7 @@ _fetching: set[str] = set()
 
 
 def fetch_in_background(cache: RangeCache, cached: CachedObject, number: int) -> None:
-    """Download a block of an object if it is not in the cache; errors are left to whoever reads it."""
+    """Download a block of an object if it is not in the cache; errors are raised when it is read."""
     global _pool
     block = cached.block(number)
     with _pool_lock:
@@ -345,7 +345,7 @@ def _download(staging: Path, store: ObjectStore, item: ObjectInfo) -> None:
 
 
 def _delete_unused(folder: Path, name: str) -> None:
-    """Delete trees of older listings of the same address that nobody has opened for a month."""
+    """Delete trees of older listings of the same address that were not opened for a month."""
     for old in folder.glob("*@*"):
         with suppress(OSError):
             is_same = old.name.rpartition("@")[0] == name[:200]

@@ -19,7 +19,7 @@ Configure = Callable[[ParsedWords], list[Typed]]
 
 @dataclass(frozen=True)
 class Program:
-    """One program; `scripts` are its file names, `path` a pattern in the path that tells it from others."""
+    """One program; `scripts` are its file names, `path` a pattern of paths that only it has."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Program:
     help_verb: str = "train"
     num_positional: int = 0  # arguments without a flag
     needs_data: bool = False
-    required: str = ""  # key of a flag without which it does not start, which tells it from others
+    required: str = ""  # key of a flag that it requires and programs of the same name do not have
     launchers: tuple[str, ...] = ()  # what its documentation starts it with
     parser: FlagParser = field(init=False, compare=False)
 
