@@ -50,7 +50,7 @@ def reconv() -> None:
 
     \b
     Examples:
-      reconv train quickstart                  train on built-in data, a minute on a CPU
+      reconv train quickstart                  train on built-in data, seconds on a CPU
       reconv recipes                           list the recipes and their results
       reconv train resnet50 --data /imagenet   train a recipe on your data
       reconv resume runs/resnet50/1            continue a run exactly

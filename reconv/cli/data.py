@@ -110,7 +110,12 @@ def index(folder: Path) -> None:
 @click.option(
     "--per-shard", metavar="N", type=click.IntRange(1), help="Samples per shard (packed, tar); default: 4096."
 )
-@click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); default: 1024,128.")
+@click.option(
+    "--shards",
+    metavar="TRAIN,VAL",
+    callback=_pair,
+    help="Numbers of shards (tfrecord); default: 1024,128, with boxes 256,32.",
+)
 @click.option(
     "--labels",
     type=click.Path(path_type=Path, exists=True),
@@ -123,12 +128,14 @@ def index(folder: Path) -> None:
     "--bad-boxes",
     type=click.Choice(["skip", "clip", "stop"]),
     default="skip",
+    show_default=True,
     help="What to do with boxes outside of their image.",
 )
 @click.option(
     "--empty-images",
     type=click.Choice(["drop", "keep"]),
     default="drop",
+    show_default=True,
     help="What to do with training images without a box.",
 )
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; default: one per core.")

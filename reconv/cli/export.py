@@ -24,7 +24,7 @@ TARGETS = ("onnx", "openvino", "torch-export", "aoti", "safetensors", "torchvisi
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), help="A fixed batch size [default: any].")
 @click.option("--opset", metavar="N", type=click.IntRange(min=18), help="onnx: the opset version [default: 20].")
 @click.option("--no-nms", is_flag=True, help="Detectors: leave non-maximum suppression to run.py.")
-@click.option("--int8", is_flag=True, help="Quantize to 8 bits; the result is judged by its accuracy.")
+@click.option("--int8", is_flag=True, help="Quantize to 8 bits; the check is the loss of accuracy.")
 @click.option("--calibration", metavar="DIR", type=click.Path(), help="int8: typical images [default: training data].")
 @click.option(
     "--max-drop",

@@ -34,7 +34,7 @@ def migrate(command: str, program: str | None, recipe_file: str | None, run: boo
     Examples:
       reconv migrate 'python ./main.py --arch resnet50 -c fanin --label-smoothing 0.1 /imagenet'
       reconv migrate 'torchrun --nproc_per_node=8 train.py --model resnext50_32x4d --epochs 100'
-      reconv migrate ./resnet50v1.5/training/DGX1_RN50_AMP_90E.sh
+      reconv migrate ./resnet50v1.5/training/AMP/DGX1_RN50_AMP_90E.sh
       reconv migrate 'python train.py --config mk2_resnet50_mlperf_pod16_bs20' --write mine.yaml
     """
     from reconv.migrate.migration import finish, migrate_command

@@ -233,7 +233,7 @@ def network_options(command: CommandFunction) -> CommandFunction:
             "--calibration",
             metavar="DIR",
             type=click.Path(),
-            help="Images to calibrate and judge int8 with [default: the run's own data].",
+            help="Images to calibrate and check int8 with [default: the run's own data].",
         ),
         click.option(
             "--precision",

@@ -99,7 +99,7 @@ def serve(
     """Serve the predictions of models over HTTP, and a page to try them at /.
 
     RUN is a run directory, a checkpoint directory, a weights file or published weights. Several are served by their
-    names: NAME=RUN, else that of the run's recipe. --device cuda:0,cuda:1 runs every model on several devices. The
+    names: NAME=RUN, else that of the run's folder. --device cuda:0,cuda:1 runs every model on several devices. The
     server listens on this machine only, unless --host says otherwise; API: /docs.
 
     \b

@@ -113,7 +113,7 @@ class ServedModel:
 
 
 def name_models(runs: Sequence[str]) -> dict[str, ServedModel]:
-    """The models by their names: NAME=RUN, or that of the run's recipe."""
+    """The models by their names: NAME=RUN, or `default_name`."""
     models: dict[str, ServedModel] = {}
     for run in runs:
         name, equals, path = run.partition("=")
