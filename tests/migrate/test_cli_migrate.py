@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from click.testing import CliRunner, Result
@@ -31,6 +34,15 @@ def test_the_text_has_recipe_command_and_every_flag() -> None:
     for word in ("--arch resnet50", "-c fanin", "--label-smoothing 0.1", "--lr 0.2", "/imagenet"):
         assert word in text
     assert "default of main.py: --momentum 0.9" in text
+
+
+def test_the_tutorials_example_prints_what_the_page_shows() -> None:
+    page = Path(__file__).parents[2] / "docs/tutorials/vendor-program.md"
+    blocks = [dedent(block) for block in re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page.read_text(), re.MULTILINE)]
+    command = next(block for block in blocks if block.strip().startswith("reconv migrate"))
+    shown = next(block for block in blocks if block.strip().startswith("program:"))
+    printed = migrate(*shlex.split(command)[2:]).stdout
+    assert printed.startswith(shown.strip().partition("notes:")[0])
 
 
 def test_json_has_what_the_text_has() -> None:
