@@ -91,7 +91,7 @@ trust_option = click.option(
 
 
 class Command(click.Command):
-    """A command with `--debug`; `renamed` maps an option of version 0.1 to the one that replaces it."""
+    """A command with `--debug`; `renamed` maps an earlier name of an option to the one that replaces it."""
 
     def __init__(self, *args: Any, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

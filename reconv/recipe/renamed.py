@@ -1,4 +1,4 @@
-"""Recipe fields and values of version 0.1 and their successors, named in the error for a recipe that still has them."""
+"""Recipe fields and values that were renamed, with the new names for the error of a recipe that has an old one."""
 
 from __future__ import annotations
 
