@@ -19,8 +19,8 @@ INTRODUCTION = """\
 <!-- Made from docs/coverage.yaml: change that file and run `python docs/generators/make_coverage.py`. -->
 
 Reconv replaces five reference programs. This page lists what they can do, how to do it with Reconv, and the commands
-and tests that show it, or says that it is not there. Coming from one of them? Search this page for its option, or let
-`reconv migrate` translate a whole command line.
+and tests that show it, or says that it is not supported. Coming from one of them? Search this page for its option, or
+let `reconv migrate` translate a whole command line.
 
 `a.b` is a recipe field: write it in a recipe, or type `--set a.b=VALUE`.
 """

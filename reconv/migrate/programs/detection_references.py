@@ -96,7 +96,7 @@ TORCHVISION_FLAGS = (
     switch("--pretrained", missing="are of another network; --init takes weights of this one or of its backbone"),
     flag("--weights-backbone", str),
     switch("--amp"),
-    switch("--use-copypaste", missing="copy-paste augmentation is not there"),
+    switch("--use-copypaste", missing="copy-paste augmentation is not supported"),
     flag("--backend", str, "PIL", none="chooses torchvision's own image type"),
     switch("--use-v2", none="chooses torchvision's own transforms"),
 )

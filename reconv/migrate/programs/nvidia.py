@@ -273,7 +273,7 @@ def _convnets_network(t: Translation) -> None:
     if t["pretrained"]:
         t.explain("pretrained", "not supported", "NVIDIA's weights are not downloaded; use --init FILE")
     if t["arch"].startswith("efficientnet-quant"):
-        t.notes.append("quantization-aware training is not there: reconv export --int8 quantizes a trained network")
+        t.notes.append("quantization-aware training is not supported: reconv export --int8 quantizes a trained network")
     set_image_size(t)
     t.set(
         "data.preprocess.interpolation",
@@ -326,7 +326,7 @@ def _convnets_training(t: Translation) -> None:
 
 
 def translate_quantized(t: Translation, positional: Sequence[str]) -> None:
-    """Quantization-aware training, which is not there: the network is trained without."""
+    """Quantization-aware training, which is not supported: the network is trained without."""
     translate_convnets(t, positional)
     t.notes.append("after training, reconv export RUN --to onnx --int8 quantizes the network")
 
@@ -363,7 +363,7 @@ NVIDIA_QUANTIZED = Program(
     "NVIDIA DeepLearningExamples, ConvNets: quant_main.py",
     "nvidia",
     ("quant_main.py",),
-    (*FLAGS_CONVNETS, switch("--skip-calibration", missing="quantization-aware training is not there")),
+    (*FLAGS_CONVNETS, switch("--skip-calibration", missing="quantization-aware training is not supported")),
     translate_quantized,
     num_positional=1,
     usual=True,

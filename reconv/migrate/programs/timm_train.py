@@ -18,7 +18,7 @@ from reconv.recipe.model_names import MODEL_NAMES
 
 _NOISE = "adds noise to the learning rate or restarts it, which no schedule here does"
 _PIPELINE = "is about timm's own loader"
-_SPLITS = "is for AugMix, which is not there"
+_SPLITS = "is for AugMix, which is not supported"
 _OPTIMIZERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("sgd", {"nesterov": True}),
     "nesterov": ("sgd", {"nesterov": True}),
@@ -108,7 +108,7 @@ FLAGS = (
     flag("--lr-cycle-decay", float, 0.5, none=_NOISE),
     flag("--lr-cycle-limit", int, 1, missing=_NOISE),
     flag("--lr-k-decay", float, 1.0, missing="is another shape of cosine"),
-    flag("--warmup-lr", float, 1e-5, none="warm-up begins at the first step's share"),
+    flag("--warmup-lr", float, 1e-5, none="a warm-up of W steps begins at 1/W of the rate"),
     flag("--min-lr", float, 0.0),
     flag("--epochs", int, 300, positive=True),
     flag("--epoch-repeats", float, 0.0, missing="repeats the data in an epoch; give --epochs the product"),
@@ -152,7 +152,7 @@ FLAGS = (
     flag("--train-interpolation", str, "random", choices=("", "random", "nearest", "bilinear", "bicubic")),
     flag("--drop", float, 0.0),
     flag("--drop-path --drop-connect", float),
-    flag("--drop-block", float, missing="is not there"),
+    flag("--drop-block", float, missing="there is no DropBlock"),
     flag("--bn-momentum", float, sets="model.options.bn_momentum"),
     flag("--bn-eps", float, sets="model.options.norm_eps"),
     switch("--sync-bn"),

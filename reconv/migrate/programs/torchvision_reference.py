@@ -56,7 +56,7 @@ FLAGS = (
     switch("--pretrained"),
     flag("--auto-augment", str),
     flag("--ra-magnitude", int, 9),
-    flag("--augmix-severity", int, 3, none="is for augmix, which is not there"),
+    flag("--augmix-severity", int, 3, none="is for augmix, which is not supported"),
     flag("--random-erase", float, 0.0, sets="augment.random_erasing.probability"),
     switch("--amp"),
     switch("--apex"),
@@ -161,7 +161,7 @@ def _schedule(t: Translation) -> None:
         t.notes.append("theirs holds the learning rate at a fraction during warm-up; here it rises linearly")
     else:
         t.explain("lr_warmup_method", "same" if warms else "no effect", "linear" if warms else "there is no warm-up")
-    text = "warm-up begins at the first step's share instead" if warms else "there is no warm-up"
+    text = "a warm-up of W steps begins at 1/W of the rate" if warms else "there is no warm-up"
     t.explain("lr_warmup_decay", "no effect", text)
 
 
@@ -180,7 +180,7 @@ def _images(t: Translation) -> None:
         t.set("augment.auto_augment", _POLICIES[policy], "auto_augment")
         t.set("augment.fill", 0, "auto_augment")
     elif policy in ("augmix", "cifar10", "svhn"):
-        t.explain("auto_augment", "not supported", f"{policy} is not there; ta_wide is the policy of the V2 weights")
+        t.explain("auto_augment", "not supported", f"there is no {policy}; ta_wide is the policy of the V2 weights")
     else:
         raise UsageError(f"train.py has no policy {policy!r}", then="it is ra, ta_wide, imagenet or augmix")
     if policy == "ra":
