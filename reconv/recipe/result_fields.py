@@ -10,7 +10,7 @@ from reconv.recipe.units import Listed, NonNegative, Positive, PositiveFloat, Se
 
 
 class ExpectedResult(Section):
-    """The result the recipe promises."""
+    """The result to expect from the recipe."""
 
     metric: str = "top1"
     """Metric of the evaluation."""
@@ -19,7 +19,7 @@ class ExpectedResult(Section):
     tolerance: NonNegative = 0
     """How far below the value a run may end."""
     on: str = ""
-    """Hardware and data of the promise."""
+    """Hardware and data of the expected result."""
     source: str = ""
     """Where the value was published, or when and how often it was measured."""
 

@@ -102,7 +102,7 @@ class Recipe(Section):
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"
     """First and last step to trace with torch's profiler, counted from 1."""
     expect: ExpectedResult | None = None
-    """The result to expect; null promises none."""
+    """The result to expect, which the run checks at its end; null: none."""
     published: Annotated[tuple[PublishedResult, ...], Listed] = ()
     """Results that others have published."""
     measured: Annotated[tuple[MeasuredResult, ...], Listed] = ()

@@ -20,7 +20,7 @@ def engine_rules(recipe: Recipe) -> Iterator[Contradiction]:
         text = "needs a precision.mode and precision.ops that leave each operation's dtype to torch"
         yield Contradiction(("engine.fused_kernels", "precision.mode"), text)
     if engine.cudnn_benchmark == "on" and engine.deterministic:
-        text = "may choose another algorithm in each run, but engine.deterministic promises the same bits"
+        text = "may choose another algorithm in each run, but engine.deterministic needs the same one"
         yield Contradiction(("engine.cudnn_benchmark", "engine.deterministic"), text)
     if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:
         text = f"ends at step {recipe.profile[1]}, before its first step {recipe.profile[0]}"
