@@ -14,8 +14,8 @@ from reconv.cli import reconv
 INTRODUCTION = """\
 # Command line
 
-`reconv COMMAND --help` prints what is on this page. `--json` is machine-readable output, `--debug` shows the traceback
-of an error, and [exit codes](exit-codes.md) tell a script what happened.
+`reconv COMMAND --help` prints what is on this page. `--json` is machine-readable output, and `--debug` shows the
+traceback of an error. For scripts: [exit codes](exit-codes.md).
 """
 
 
