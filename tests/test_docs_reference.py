@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_every_variable_that_the_code_reads_is_listed() -> None:
     read |= set(re.findall(r'"(RECONV_[A-Z_]+)"', source))
     assert len(read) > 12
     assert sorted(name for name in read - INTERNAL if f"`{name}`" not in page) == []
+
+
+def test_every_python_name_of_the_docs_exists() -> None:
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *DOCS.glob("generators/*_page.py")]
+    text = "\n".join(page.read_text() for page in pages)
+    names = {name for name in re.findall(r"\breconv(?:\.[a-zA-Z_]\w*)+(?=[`(])", text) if not name.endswith(".json")}
+    assert len(names) > 8
+    for name in sorted(names):
+        pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize(

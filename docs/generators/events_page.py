@@ -13,10 +13,10 @@ from reconv.logging import events
 INTRODUCTION = """\
 # Events
 
-`events.jsonl` in the [run directory](run-directory.md) has one JSON object per line; `reconv train --json` prints the
-same lines. Each has `kind`, `time_s` (Unix seconds) and a checksum `crc32c` over the rest of the line; the fields of
-each kind are below. A number that is not finite is a string (`"nan"`, `"inf"`). Readers should ignore kinds and fields
-they do not know. In Python, `reconv.logging.events.read_events(path)` returns them as objects, and
+`events.jsonl` in the [run directory](run-directory.md) has one JSON object per line, with `kind`, `time_s` (Unix
+seconds), the fields below and a checksum `crc32c` over the rest of the line. `reconv train --json` prints the same
+objects without the checksum. A number that is not finite is a string (`"nan"`, `"inf"`). Readers should ignore kinds
+and fields they do not know. In Python, `reconv.logging.event_log.read_events(path)` returns them as objects, and
 `reconv.train(..., on_event=f)` calls `f` with each of them.
 """
 # What the class itself does not say.
