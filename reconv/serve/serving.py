@@ -174,13 +174,20 @@ class _RequestWork:
 
     def _read(self, number: int, index: int) -> None:
         """Read an image; the thread that reads the last one of a part queues it."""
+        failure: BaseException | None = None
         try:
             if not self._is_cancelled:
                 image = self._images[index]
                 self._samples[index] = self._loaded.predictor.read(image) if isinstance(image, bytes) else image
         except BaseException as error:  # of any kind: the client must get a response
             self._is_cancelled = True
-            call_in_loop(self._loop, self.fail, self._to_api_error(error, index))
+            failure = self._to_api_error(error, index)
+        self._count_read(number)
+        if failure is not None:
+            call_in_loop(self._loop, self.fail, failure)
+
+    def _count_read(self, number: int) -> None:
+        """Count an image of a part as read; queue the part after its last one, or give its places back."""
         with self._lock:
             self._unread[number] -= 1
             if self._unread[number] > 0:
