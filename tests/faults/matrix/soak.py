@@ -68,5 +68,7 @@ def damage_newest(run: Path, draw: random.Random, story: list[str]) -> None:
     if len(checkpoints) >= 2:
         name = draw.choice(("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"))
         damage = draw.choice(("flip 0.5", "cut 0.5", "zeros", "missing"))
+        if not (checkpoints[-1] / name).exists():
+            return  # damaged before, and no checkpoint was saved since
         story.append(f"{checkpoints[-1].name}/{name} {damage}")
         damage_file(run, str((checkpoints[-1] / name).relative_to(run)), damage)
