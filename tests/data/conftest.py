@@ -73,7 +73,7 @@ def decoder_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The JPEG decoder, compiled from this source tree whatever is installed."""
     library = tmp_path_factory.mktemp("native") / "_jpeg.so"
     build = runpy.run_path(str(Path(__file__).resolve().parents[2] / "hatch_build.py"))
-    problem = build["compile_library"](library)
+    problem = build["compile_library"](build["JPEG"], library)
     assert not problem, problem
     return library
 
