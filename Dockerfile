@@ -4,7 +4,7 @@
 #   docker build --target cuda --tag reconv:cuda .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# The wheel of this repository. Only this stage has the compiler of the JPEG decoder.
+# The wheel of this repository. Only this stage has the compiler of its libraries.
 FROM ${PYTHON_IMAGE} AS wheel
 # Debian keeps only the newest version of a package: a pinned one could not be installed later.
 # hadolint ignore=DL3008

@@ -10,10 +10,10 @@ BROWSER := $(shell for name in chromium chromium-browser google-chrome google-ch
 
 COMPILER := $(shell command -v $(firstword $(CC)))
 
-# A stamp per set of packages: installing again is needed only when pyproject.toml or the compiled decoder changes.
+# A stamp per set of packages: installing again is needed only when pyproject.toml or a compiled library changes.
 BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
-DECODER := hatch_build.py $(wildcard csrc/*.[ch])
+COMPILED := hatch_build.py $(wildcard csrc/*.[ch] csrc/winograd/*.[ch])
 
 .PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve audit sbom coverage-check clean
 
@@ -25,7 +25,7 @@ help:
 	@echo "make slow    the tests that take minutes"
 	@echo "make gpu     the tests that need a CUDA GPU, in the environment of PYTHON"
 	@echo "make external  the tests against third-party programs; each names what to install"
-	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
+	@echo "make native  compile the fast JPEG decoder and convolutions in place; an install does it too, where there is a C compiler"
 	@echo "make fuzz    mutated files for every parser (FUZZ_SECONDS), and a million for that decoder, under sanitizers"
 	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; 25 minutes on two idle cores"
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
@@ -41,7 +41,7 @@ train: $(BASE)
 # One torch thread per worker: xdist already uses every core.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
-	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled JPEG decoder are left out.")
+	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled libraries are left out.")
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal \
 		--ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
@@ -69,11 +69,11 @@ format: $(FULL)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(BASE): pyproject.toml $(DECODER) | $(BIN)/python
+$(BASE): pyproject.toml $(COMPILED) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-$(FULL): pyproject.toml $(DECODER) | $(BIN)/python
+$(FULL): pyproject.toml $(COMPILED) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[test,dev]"
 	@touch $(BASE) $@
 
@@ -132,6 +132,6 @@ sbom: $(BASE) $(AUDIT)/.installed
 	@echo "dist/reconv.cdx.json"
 
 clean:
-	rm -f reconv/data/decode/_jpeg.so
+	rm -f reconv/data/decode/_jpeg.so reconv/inference/backends/_winograd.so
 	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find reconv benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

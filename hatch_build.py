@@ -38,7 +38,13 @@ JPEG = Library(
     # Interpolation weights are doubles, and must not depend on whether a processor fuses multiply and add.
     ("-ffp-contract=off", *HARDENING),  # it parses files of strangers
 )
-LIBRARIES = (JPEG,)
+WINOGRAD = Library(
+    "Winograd convolutions",
+    ROOT / "reconv" / "inference" / "backends" / "_winograd.so",
+    ROOT / "csrc" / "winograd",
+    ("-ffp-contract=fast",),  # fused multiply-add is half of their speed
+)
+LIBRARIES = (JPEG, WINOGRAD)
 
 
 def command(library: Library, output: Path) -> list[str] | None:

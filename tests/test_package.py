@@ -21,7 +21,7 @@ import reconv
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
-DECODER = "reconv/data/decode/_jpeg.so"
+LIBRARIES = {"reconv/data/decode/_jpeg.so", "reconv/inference/backends/_winograd.so"}
 
 
 def _build_wheel(folder: Path, compiler: str) -> tuple[str, set[str]]:
@@ -32,7 +32,8 @@ def _build_wheel(folder: Path, compiler: str) -> tuple[str, set[str]]:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
-    (checkout / DECODER).write_bytes(b"left from another build")
+    for library in LIBRARIES:
+        (checkout / library).write_bytes(b"left from another build")
     script = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
     environment = {**os.environ, "CC": compiler}
     done = subprocess.run(
@@ -52,26 +53,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 @pytest.mark.native
-def test_a_wheel_made_with_a_compiler_holds_the_decoder_and_is_for_this_platform(tmp_path: Path) -> None:
+def test_a_wheel_made_with_a_compiler_holds_the_libraries_and_is_for_this_platform(tmp_path: Path) -> None:
     built, names = _build_wheel(tmp_path, os.environ.get("CC", "cc"))
-    assert DECODER in names
+    assert names >= LIBRARIES
     assert not built.endswith("-any.whl")
 
 
-def test_a_wheel_made_without_a_compiler_does_not_hold_the_decoder_of_another_build(wheel: set[str]) -> None:
-    assert DECODER not in wheel
+def test_a_wheel_made_without_a_compiler_does_not_hold_the_libraries_of_another_build(wheel: set[str]) -> None:
+    assert not wheel & LIBRARIES
 
 
 @pytest.mark.native
-def test_a_compiler_that_fails_leaves_a_wheel_without_the_decoder(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_leaves_a_wheel_without_the_libraries(tmp_path: Path) -> None:
     built, names = _build_wheel(tmp_path, "false")
     assert built.endswith("-py3-none-any.whl")
-    assert DECODER not in names
+    assert not names & LIBRARIES
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: set[str]) -> None:
     files = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file()}
-    wanted = {name for name in files if "__pycache__" not in name} - {DECODER}
+    wanted = {name for name in files if "__pycache__" not in name} - LIBRARIES
     assert len(wanted) > 60
     assert wanted <= wheel
 
@@ -91,7 +92,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.is_file()}
-    assert {"csrc/jpeg.h", "csrc/decode.c"} <= sources
+    assert {"csrc/jpeg.h", "csrc/decode.c", "csrc/winograd/kernels.h"} <= sources
     assert {
         *sources,
         "hatch_build.py",
@@ -133,7 +134,7 @@ def test_make_test_leaves_out_only_what_has_no_browser_or_no_compiler(
     done = subprocess.run([make, "-n", "test"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ("tests in a browser are left out" in done.stdout) == (not name)
-    assert ("decoder are left out" in done.stdout) == (not has_compiler)
+    assert ("compiled libraries are left out" in done.stdout) == (not has_compiler)
     left_out = ("" if name else " and not browser") + ("" if has_compiler else " and not native")
     assert f'-m "not slow and not gpu and not external{left_out}" ' in done.stdout
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from detector_example import write_recipe
 
 import reconv
+from reconv.inference.backends import winograd_library
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
 
@@ -24,3 +27,24 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a small detector."""
     folder = tmp_path_factory.mktemp("detector")
     return reconv.train(write_recipe(folder), out=folder / "run").folder
+
+
+@pytest.fixture(scope="session")
+def winograd_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Winograd convolutions, compiled from this source tree whatever is installed."""
+    library = tmp_path_factory.mktemp("native") / "_winograd.so"
+    build = runpy.run_path(str(Path(__file__).resolve().parents[2] / "hatch_build.py"))
+    problem = build["compile_library"](build["WINOGRAD"], library)
+    assert not problem, problem
+    return library
+
+
+@pytest.fixture(scope="module")
+def compiled_winograd(winograd_file: Path) -> Iterator[None]:
+    """Reconv with the library of `winograd_file`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(winograd_library, "LIBRARY", winograd_file)
+        winograd_library.problem.cache_clear()
+        assert not winograd_library.problem()
+        yield
+    winograd_library.problem.cache_clear()
