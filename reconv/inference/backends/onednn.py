@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from reconv.inference.backends.winograd import with_winograd
 from reconv.kernels.conv_bias_act.candidates import ConvConfig, ConvInputs, torch_conv
 from reconv.kernels.conv_bias_act.ops import conv_bias_act
 
@@ -47,8 +48,11 @@ def use_onednn(network: Any) -> int:
     return num_replaced
 
 
-def _packed(network: fx.GraphModule, node: fx.Node) -> PackedConvolution | None:
-    """The convolution of a node on packed weights; None where oneDNN has none that equals it."""
+def _packed(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """The convolution of a node on packed weights; None where oneDNN has none that equals it.
+
+    One that Winograd's algorithm computes faster does so, for the batches where it is.
+    """
     args: tuple[Any, ...] = node.args
     x, weight_node, bias_node, other, _, config = args
     if weight_node.op != "get_attr" or bias_node.op != "get_attr":
@@ -59,7 +63,9 @@ def _packed(network: fx.GraphModule, node: fx.Node) -> PackedConvolution | None:
     shape = list(x.meta["tensor_meta"].shape)
     try:
         convolution = PackedConvolution(weight, bias, config, shape)
-        return convolution if _equals_plain(convolution, weight, bias, config, shape, other is not None) else None
+        if not _equals_plain(convolution, weight, bias, config, shape, other is not None):
+            return None
+        return with_winograd(convolution, weight, bias, config)
     except RuntimeError:  # not supported by this build or CPU
         return None
 
