@@ -106,11 +106,11 @@ def test_a_folded_resnet_uses_winograd_and_equals_eager(
 
 def test_networks_in_several_threads_give_the_outputs_of_one() -> None:
     loaded = load_resnet("resnet18")
-    backends, images = [folded(loaded) for _ in range(2)], images_of(loaded, 4)
+    backends, images = [folded(loaded) for _ in range(2)], images_of(loaded, 16)
     expected = backends[0](images)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda backend: [backend(images) for _ in range(8)], backends))
-    assert [len(outputs) for outputs in found] == [8, 8]
+        found = list(pool.map(lambda backend: [backend(images) for _ in range(12)], backends))
+    assert [len(outputs) for outputs in found] == [12, 12]
     assert all(torch.equal(output, expected) for outputs in found for output in outputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import shutil
 import subprocess
@@ -58,6 +59,15 @@ def test_the_output_equals_torchs_in_float64_for_every_size_and_batch(channels: 
         found = winograd_conv(x, transform_weights(weight, bias, instructions))
         assert difference(found, expected_conv(x, weight, bias, None, False)) < TOLERANCE, (instructions, size, batch)
     assert len(cases) >= 24
+
+
+def test_weights_on_huge_pages_outlive_their_maker_and_give_the_same_output() -> None:
+    weight, x = draw(192, 128, 3, 3), images(2, 128, 7, 7)
+    weights = [transform_weights(weight, None, instructions) for instructions in all_instructions()]
+    gc.collect()
+    assert all(layer.panels.numel() * 4 > 2 << 20 for layer in weights)
+    for layer in weights:
+        assert difference(winograd_conv(x, layer), expected_conv(x, weight, None, None, False)) < TOLERANCE
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
