@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Activation = Literal["none", "relu", "relu6", "silu"]
+Activation = Literal["none", "relu", "relu6", "silu", "hardswish"]
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "relu": F.relu,
     "relu6": F.relu6,
     "silu": F.silu,
+    "hardswish": F.hardswish,
 }
 
 

@@ -71,8 +71,9 @@ def batch_norm64(x: Tensor, of: NormParams, groups: tuple[int, ...]) -> tuple[Te
 
 
 def far_from_kinks(z: Tensor) -> Tensor:
-    """Where float32 and float64 agree on the side of a kink of ReLU and ReLU6."""
-    return ((z.abs() > 1e-4) & ((z - 6).abs() > 1e-4)).contiguous(memory_format=torch.channels_last)
+    """Where float32 and float64 agree on the side of a kink of ReLU, ReLU6 and Hardswish."""
+    far = torch.stack([(z - kink).abs() > 1e-4 for kink in (-3, 0, 3, 6)]).all(0)
+    return far.contiguous(memory_format=torch.channels_last)
 
 
 def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: torch.dtype) -> dict[str, float]:
@@ -113,7 +114,9 @@ def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dt
 
 
 @all_dtypes
-@pytest.mark.parametrize("form", ["none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same"])
+@pytest.mark.parametrize(
+    "form", ["none", "relu", "relu6", "silu", "hardswish", "join", "join_norms", "pool", "pool_same"]
+)
 def test_batch_norm(form: str, dtype: torch.dtype) -> None:
     for channels, side in NORM_SHAPES:
         for groups in GROUPS:
@@ -159,7 +162,7 @@ def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dt
 
 
 @half_dtypes
-@pytest.mark.parametrize("groups, act", [((8,), "relu6"), ((3, 3, 2), "silu")])
+@pytest.mark.parametrize("groups, act", [((8,), "relu6"), ((3, 3, 2), "silu"), ((8,), "hardswish")])
 def test_norm_and_conv1x1(groups: tuple[int, ...], act: reference.Activation, dtype: torch.dtype) -> None:
     for channels, outputs, side in PROJECTIONS:
         of = random_norm(channels)
@@ -210,18 +213,19 @@ def test_squeeze_excite(dtype: torch.dtype) -> None:
 
 
 @all_dtypes
-@pytest.mark.parametrize("form", ["silu", "join"])
+@pytest.mark.parametrize("form", ["silu", "hardswish", "join"])
 def test_norm_and_squeeze_excite(form: str, dtype: torch.dtype) -> None:
     groups = (5, 3)
     for channels, side in NORM_SQUEEZE_EXCITE:
         x, other = (random_tensor(sum(groups), channels, side, side, dtype=dtype).requires_grad_() for _ in range(2))
         of, x64, other64 = random_norm(channels), in_float64(x), in_float64(other)
         z, (weight, bias) = batch_norm64(x64, of, groups)
-        activation = F.silu(z) if form == "silu" else z
+        activation = z if form == "join" else reference.ACTIVATION_FUNCTIONS[form](z)
         y64 = activation * torch.sigmoid(activation.mean((2, 3), keepdim=True))
         keep: Tensor | int = 1
-        if form == "silu":
-            y, _ = gated.batch_norm_act_squeeze_excite(x, of, groups, "silu", torch.sigmoid)
+        if form != "join":
+            keep = far_from_kinks(z)
+            y, _ = gated.batch_norm_act_squeeze_excite(x, of, groups, form, torch.sigmoid)  # type: ignore[arg-type]
         else:
             keep = ((y64 + other64).abs() > 0.1).contiguous(memory_format=torch.channels_last)  # the gate is rounded
             y64 = F.relu(y64 + other64)

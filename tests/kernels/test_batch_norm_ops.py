@@ -38,7 +38,10 @@ SHAPES = [
 
 @pytest.mark.parametrize(
     "shape, groups, act, dtype",
-    alternate([(*case, "relu") for case in SHAPES] + [(*SHAPES[0], act) for act in ("none", "relu6", "silu")], DTYPES),
+    alternate(
+        [(*case, "relu") for case in SHAPES] + [(*SHAPES[0], act) for act in ("none", "relu6", "silu", "hardswish")],
+        DTYPES,
+    ),
     ids=str,
 )
 def test_batch_norm_act_equals_the_reference(shape, groups, act, dtype) -> None:
@@ -60,7 +63,7 @@ def test_batch_norm_act_equals_the_reference(shape, groups, act, dtype) -> None:
 
 
 def near_kink(z: Tensor, act: str) -> Tensor:
-    kinks = {"relu": (0.0,), "relu6": (0.0, 6.0)}.get(act, ())
+    kinks = {"relu": (0.0,), "relu6": (0.0, 6.0), "hardswish": (-3.0, 3.0)}.get(act, ())
     near = torch.zeros_like(z, dtype=torch.bool)
     for kink in kinks:
         near |= (z - kink).abs() < 1e-4
@@ -114,7 +117,7 @@ def test_batch_norm_add_act_equals_the_reference(case, has_norm, dtype) -> None:
 def test_nan_is_propagated_within_its_group() -> None:
     x = draw((4, 16, 3, 3), torch.float32, 1).detach()
     x[3, 5, 0, 0] = float("nan")
-    for act in ("none", "relu", "relu6", "silu"):
+    for act in ("none", "relu", "relu6", "silu", "hardswish"):
         y, _ = norm.batch_norm_act(x, parameters(16, 2), (2, 2), act)
         assert y[2:, 5].isnan().all() and not y[:2].isnan().any()
 

@@ -20,7 +20,7 @@ from reconv.kernels.channels_last import ChannelRows, LaunchConfig, channel_rows
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.reference import Activation
 
-ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
+ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "hardswish": 5}  # as in triton.py
 _SUM_ACTIVATIONS = ("none", "relu")
 _NO_RESIDUAL, _ADD, _ADD_NORM = range(3)
 

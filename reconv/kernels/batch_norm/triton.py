@@ -9,12 +9,14 @@ import triton
 import triton.language as tl
 
 NONE, RELU, RELU6, SILU = (tl.constexpr(i) for i in range(4))
+HARDSWISH: tl.constexpr = tl.constexpr(5)  # 4 is the sigmoid of kernels/pointwise
 NO_RESIDUAL, ADD, ADD_NORM = (tl.constexpr(i) for i in range(3))  # norm(x), + other, + norm(other)
 ROWS_PER_THREAD: tl.constexpr = tl.constexpr(8)
 MEAN, VARIANCE, RSTD, STATISTICS = (tl.constexpr(i) for i in range(4))
 _MERGED: tl.constexpr = tl.constexpr(64)  # partial sums per load: each load waits for the L2 cache
 
 _MINUS_LOG2_E: tl.constexpr = tl.constexpr(-1.4426950408889634)
+_SIXTH: tl.constexpr = tl.constexpr(1.0 / 6.0)
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "tiles"]
 
@@ -70,6 +72,8 @@ def apply_activation(z, ACT: tl.constexpr):
         z = tl.clamp(z, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == SILU:
         z = z * _sigmoid(z)
+    if ACT == HARDSWISH:
+        z = z * (tl.clamp(z + 3.0, 0.0, 6.0) * _SIXTH)
     return z
 
 
@@ -83,6 +87,9 @@ def activation_grad(gradient, z, ACT: tl.constexpr):
     if ACT == SILU:
         sigmoid = _sigmoid(z)
         gradient = gradient * sigmoid * (1.0 + z * (1.0 - sigmoid))
+    if ACT == HARDSWISH:
+        slope = tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 1.0, z * (2.0 * _SIXTH) + 0.5))
+        gradient = gradient * slope
     return gradient
 
 
