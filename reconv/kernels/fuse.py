@@ -4,6 +4,8 @@ A fused class derives from the plain one, adds no state, and computes with fused
 time: training, CUDA, channels_last. Everything else runs the plain code. So parameters, state-dict keys, module names
 and evaluation outputs stay the same, and a fused model can be copied and pickled. As in FSDP2's `fully_shard`, the
 class of a module is changed in place.
+
+Networks of other packages are recognized by what their blocks compute (`block_graph`), if they have batch norms.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from reconv.kernels.fused_modules.fused_blocks import (
     FusedPreBottleneck,
     FusedResNet,
 )
+from reconv.kernels.fused_modules.fused_external import external_block_class
 from reconv.kernels.fused_modules.fused_layers import (
+    FusedDepthwiseConv2d,
     FusedMaxPool2d,
     FusedSameMaxPool2d,
     FusedSqueezeExcitation,
@@ -32,6 +36,7 @@ from reconv.kernels.fused_modules.fused_layers import (
 )
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormAct2d
 from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
+from reconv.models.architecture import ReconvModel
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
@@ -62,13 +67,15 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     BasicConv2d: FusedBasicConv2d,
     Inception: FusedInception,
 }
-# torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
+# Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
 _FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2, GoogLeNet)
+_MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks: larger ones were not tested
 
 
 def fuse(model: nn.Module) -> int:
     """Swap the model's layers and blocks for fused ones, in place; returns how many modules were swapped."""
-    return _fuse(model, in_family=False)
+    num_swapped = _fuse(model, in_family=False)
+    return num_swapped + (_fuse_external(model) if _has_external_norm(model) else 0)
 
 
 def _fuse(module: nn.Module, in_family: bool) -> int:
@@ -88,3 +95,38 @@ def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) ->
     if type(module) in _BLOCKS:
         return _BLOCKS[type(module)] if is_swapped_inside else None
     return _LAYERS.get(type(module))
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, (ReconvModel, *_FAMILIES))
+
+
+def _has_external_norm(module: nn.Module) -> bool:
+    """Whether a norm outside our own networks was fused. A network without one is left to torch.compile."""
+    if _is_ours(module):
+        return False
+    return isinstance(module, FusedBatchNorm2d) or any(map(_has_external_norm, module.children()))
+
+
+def _fuse_external(module: nn.Module) -> int:
+    """Swap what other packages' networks are made of; returns how many modules were swapped."""
+    if _is_ours(module):
+        return 0
+    num_swapped = sum(map(_fuse_external, module.children()))
+    fused = _external_class(module)
+    if fused is not None:
+        module.__class__ = fused
+    return num_swapped + (fused is not None)
+
+
+def _external_class(module: nn.Module) -> type[nn.Module] | None:
+    if isinstance(module, nn.Conv2d):
+        fused = fused_conv_class(module) if module.padding_mode == "zeros" else None
+        is_large = fused is FusedDepthwiseConv2d and module.kernel_size[0] > _MAX_DEPTHWISE
+        return None if is_large else fused
+    if type(module) is nn.MaxPool2d:
+        window = pool_window(module)
+        return FusedMaxPool2d if window is not None and window.side <= _MAX_POOL else None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) or next(module.children(), None) is None:
+        return None
+    return None if any(map(_is_ours, module.modules())) else external_block_class(module)

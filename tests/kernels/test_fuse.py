@@ -61,9 +61,11 @@ def test_a_fused_network_keeps_names_parameters_and_copies() -> None:
         assert torch.equal(other(images), plain(images))
 
 
-def test_only_norms_are_fused_outside_our_blocks() -> None:
+def test_layers_and_their_container_are_fused_outside_our_blocks() -> None:
     external = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
-    assert fuse(external) == 1 and type(external[1]) is not BatchNorm2d
+    kinds = [type(layer) for layer in external]
+    assert fuse(external) == 4 and type(external) is not nn.Sequential
+    assert [type(layer) is kind for layer, kind in zip(external, kinds, strict=True)] == [False, False, True, False]
 
 
 def test_nothing_of_a_network_without_supported_layers_is_fused() -> None:

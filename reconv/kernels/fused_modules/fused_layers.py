@@ -17,7 +17,7 @@ class FusedStemConv2d(nn.Conv2d):
     """A convolution of stride 2 over few channels, computed over blocks of 2x2 pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and dispatch.supports_device(x):
+        if self.training and x.dim() == 4 and dispatch.supports_device(x):
             from reconv.kernels.stem.ops import space_to_depth, space_to_depth_weight, supports
 
             if supports(x, self.weight):
@@ -91,16 +91,32 @@ def _max_pool(pool: nn.Module, x: Tensor) -> Tensor | None:
     return max_pool(x, window) if supports(x, window) else None
 
 
-class FusedSqueezeExcitation(SqueezeExcitation):
-    """Squeeze-and-excitation whose passes over the images are computed by kernels."""
+class SqueezeExciteKernels(nn.Module):
+    """Squeeze-and-excitation whose passes over the images are computed by kernels.
 
-    def supports(self, x: Tensor) -> bool:
+    Its names must not be those of children in other packages' classes.
+    """
+
+    def gate_of_means(self, means: Tensor) -> Tensor:
+        """The factors for channels of these means, both [n, channels, 1, 1]."""
+        raise NotImplementedError
+
+    def supports_kernels(self, x: Tensor) -> bool:
         """Whether kernels compute the passes over these images."""
         return self.training and dispatch.supports(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.supports(x):
-            return super().forward(x)
+    def forward_kernels(self, x: Tensor) -> Tensor:
+        """x times its gate, computed by the kernels."""
         from reconv.kernels.squeeze_excite.ops import squeeze_excite
 
-        return squeeze_excite(x, self.gate)
+        return squeeze_excite(x, self.gate_of_means)
+
+
+class FusedSqueezeExcitation(SqueezeExciteKernels, SqueezeExcitation):
+    """The layer of our networks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_kernels(x) if self.supports_kernels(x) else super().forward(x)
+
+    def gate_of_means(self, means: Tensor) -> Tensor:
+        return self.gate(means)

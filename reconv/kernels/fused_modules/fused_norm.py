@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from reconv.kernels import dispatch
-from reconv.kernels.fused_modules.fused_layers import FusedSqueezeExcitation, pool_window
+from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels, pool_window
 from reconv.kernels.reference import Activation
 from reconv.kernels.window import STEM_WINDOWS
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
@@ -61,6 +62,10 @@ class FusedBatchNorm2d(BatchNorm2d):
             and all(dispatch.supports(x) for x in tensors)
         )
 
+    def supports_batch(self, *tensors: Tensor) -> bool:
+        """The same where a tensor may have several rows per sample, such as windows, which kernels do not know."""
+        return self.supports(*tensors) and all(len(x) == sum(self.group_sizes()) for x in tensors)
+
     def forward_act(self, x: Tensor, act: Activation) -> Tensor:
         """act(norm(x)), computed by the kernels."""
         from reconv.kernels.batch_norm.ops import batch_norm_act
@@ -86,16 +91,39 @@ class FusedBatchNorm2d(BatchNorm2d):
         self.batch_stats = statistics[:, :2].unbind()
 
 
-class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
-    """The same for an external model's norm with a built-in activation, which is computed separately."""
-
-
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Identity: "none",
     nn.ReLU: "relu",
     nn.ReLU6: "relu6",
     nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
 }
+
+
+class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
+    """The same for an external model's norm with a built-in activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = self.fusible_act()
+        if act is not None and self.supports_batch(x):
+            return self.forward_act(x, _ACTIVATIONS[type(act)])
+        return super().forward(x)
+
+    def fusible_act(self) -> nn.Module | None:
+        """The activation, if kernels know it and nothing else has to see the norm's output."""
+        is_plain = type(self.drop) is nn.Identity and not has_hooks(self.drop) and not has_hooks(self.act)
+        return self.act if is_plain and type(self.act) in _ACTIVATIONS else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling a module does more than its class's forward pass: then it must be called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
+
+
+def is_fusible_act(module: nn.Module) -> bool:
+    """Whether kernels know this activation, and nothing else has to see its input or output."""
+    return type(module) in _ACTIVATIONS and not has_hooks(module)
 
 
 def norm_act(norm: nn.Module, x: Tensor, act: nn.Module) -> Tensor:
@@ -135,6 +163,22 @@ def norm_add_act(
         shortcut, downsample = other, other_norm
     y = norm(x)
     out: Tensor = act(y + (shortcut if downsample is None else downsample(shortcut)))
+    return out
+
+
+def norm_add_norm_act(
+    norm: nn.Module, x: Tensor, other: Tensor, other_norm: nn.Module | None, act: nn.Module
+) -> Tensor | DualUse:
+    """act(norm(x) + other_norm(other)), or plus other."""
+    name = _ACTIVATIONS.get(type(act))
+    is_same = (other.shape, other.dtype) == (x.shape, x.dtype)
+    if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and is_same and norm.supports_batch(x, other):
+        if other_norm is None:
+            return _add_norms(norm, x, other, None, name)
+        if isinstance(other_norm, FusedBatchNorm2d) and other_norm.supports(other) and other_norm.groups == norm.groups:
+            return _add_norms(norm, x, other, other_norm, name)
+    y = norm(x)
+    out: Tensor = act(y + (other if other_norm is None else other_norm(other)))
     return out
 
 
@@ -184,26 +228,35 @@ def norm_act_pool(norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module) -
 def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module) -> Tensor:
     """conv(act(norm(x)))"""
     name = _ACTIVATIONS.get(type(act))
-    if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, nn.Conv2d) and name is not None and norm.supports(x):
-        from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1, supports
+    if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_conv1x1(norm, conv, x):
+        from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 
-        if conv.stride == (1, 1) and conv.bias is None and supports(x, conv.weight):
-            filters = conv.weight.to(x.dtype)
-            y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name)
-            norm.record(statistics)
-            return y
+        assert isinstance(conv, nn.Conv2d)
+        filters = conv.weight.to(x.dtype)
+        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name)
+        norm.record(statistics)
+        return y
     out: Tensor = conv(norm_act(norm, x, act))
     return out
+
+
+def supports_conv1x1(norm: FusedBatchNorm2d, conv: nn.Module, x: Tensor) -> bool:
+    """Whether kernels compute this norm of x, an activation and the convolution as one."""
+    if not (isinstance(conv, nn.Conv2d) and conv.stride == (1, 1) and conv.bias is None and norm.supports(x)):
+        return False
+    from reconv.kernels.norm_conv1x1.ops import supports
+
+    return supports(x, conv.weight)
 
 
 def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.Module) -> Tensor:
     """se(act(norm(x)))"""
     name = _ACTIVATIONS.get(type(act))
-    if name is not None and isinstance(norm, FusedBatchNorm2d) and _supports_excite(norm, se, x):
+    if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_excite(norm, se, x):
         from reconv.kernels.norm_squeeze_excite.ops import batch_norm_act_squeeze_excite
 
-        assert isinstance(se, FusedSqueezeExcitation)
-        y, statistics = batch_norm_act_squeeze_excite(x, norm.norm_params(), norm.group_sizes(), name, se.gate)
+        assert isinstance(se, SqueezeExciteKernels)
+        y, statistics = batch_norm_act_squeeze_excite(x, norm.norm_params(), norm.group_sizes(), name, se.gate_of_means)
         norm.record(statistics)
         return y
     out: Tensor = se(norm_act(norm, x, act))
@@ -213,20 +266,21 @@ def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.M
 def norm_squeeze_excite_add_relu(norm: nn.Module, x: Tensor, se: nn.Module, shortcut: Tensor, act: nn.Module) -> Any:
     """act(se(norm(x)) + shortcut)"""
     is_same = (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
-    if isinstance(norm, FusedBatchNorm2d) and is_same and _supports_excite(norm, se, x, shortcut):
+    if isinstance(norm, FusedBatchNorm2d) and is_same and supports_excite(norm, se, x, shortcut):
         from reconv.kernels.norm_squeeze_excite.ops import batch_norm_squeeze_excite_add_relu
 
-        assert isinstance(se, FusedSqueezeExcitation)
+        assert isinstance(se, SqueezeExciteKernels)
         main, again, statistics = batch_norm_squeeze_excite_add_relu(
-            x, norm.norm_params(), shortcut, norm.group_sizes(), se.gate
+            x, norm.norm_params(), shortcut, norm.group_sizes(), se.gate_of_means
         )
         norm.record(statistics)
         return DualUse(main, again)
     return act(se(norm(x)) + shortcut)
 
 
-def _supports_excite(norm: FusedBatchNorm2d, se: nn.Module, x: Tensor, *others: Tensor) -> bool:
-    if not (isinstance(se, FusedSqueezeExcitation) and se.supports(x) and norm.supports(x, *others)):
+def supports_excite(norm: FusedBatchNorm2d, se: nn.Module, x: Tensor, *others: Tensor) -> bool:
+    """Whether kernels compute this norm of x, an activation and the squeeze-and-excitation as one."""
+    if not (isinstance(se, SqueezeExciteKernels) and se.supports_kernels(x) and norm.supports(x, *others)):
         return False
     from reconv.kernels.norm_squeeze_excite.ops import supports
 

@@ -1,0 +1,202 @@
+"""What a module of another package computes with its children: a chain, a residual sum, or squeeze-and-excitation.
+
+torch.fx traces the module's own code with the children as leaves, so classes are recognized by what they compute and
+not by their names. A module that computes anything else, or decides by values, has no graph.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import fx
+
+Facts = tuple[tuple[str, object], ...]
+
+_ADD = (operator.add, operator.iadd, torch.add)
+_MULTIPLY = (operator.mul, operator.imul, torch.mul)
+_IMAGE_AXES = ((2, 3), (-2, -1), (3, 2), (-1, -2))
+_SCALARS = (bool, int, float, str, type(None))
+# Their layers without parameters keep the shape of what they get.
+_ELEMENTWISE = ("torch.nn.modules.activation", "timm.layers.activations", "timm.layers.activations_me")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGraph:
+    """Names of a module's children, in the order in which they are applied.
+
+    chain: main(x). residual: act(main(x) + shortcut(x)). gate: x * main(means of x).
+    """
+
+    kind: Literal["chain", "residual", "gate"]
+    main: tuple[str, ...]
+    shortcut: tuple[str, ...] = ()  # empty: x itself
+    act: str = ""  # empty: none
+    pool: str = ""  # of a gate: the child that computes the means; empty: no child does
+
+
+def is_sequential(module: nn.Module) -> bool:
+    """Whether a module applies its children one after another and does nothing else."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def trace_block(module: nn.Module) -> BlockGraph | None:
+    """The graph of a module in training, which is not changed; None if it computes something else."""
+    from torch import fx
+
+    class ChildTracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            graph = ChildTracer().trace(_shallow_copy(module))
+    except Exception:  # the code of others, on symbols instead of tensors
+        return None
+    nodes = list(graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    result = nodes[-1].args[0]
+    if len(inputs) != 1 or not isinstance(result, fx.Node):
+        return None
+    found = _match(module, inputs[0], result)
+    num_matched = 0 if found is None else _num_nodes(found)
+    return found if num_matched == len(nodes) - 2 else None  # all of them, except input and output
+
+
+def block_facts(module: nn.Module) -> Facts:
+    """What the code of a module may decide by: numbers, texts and missing children. Its graph holds while they do."""
+    scalars = [(name, value) for name, value in vars(module).items() if type(value) in _SCALARS and name != "training"]
+    return (*scalars, *((name, child is None) for name, child in module._modules.items()))
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """A copy with the same children, in training, whose attributes the traced code may change."""
+    copied = type(module).__new__(type(module))
+    attributes = {
+        name: value.copy() if type(value) in (dict, list, set) else value for name, value in vars(module).items()
+    }
+    copied.__dict__ = {**attributes, "training": True}
+    return copied
+
+
+def _match(module: nn.Module, x: fx.Node, result: fx.Node) -> BlockGraph | None:
+    names, origin = _names_before(result)
+    if origin is x:
+        return BlockGraph("chain", names) if names else None
+    if _is_call(origin, _MULTIPLY) and not names:
+        return _match_gate(module, x, origin)
+    if _is_call(origin, _ADD) and len(names) <= 1:
+        return _match_residual(module, x, origin, "".join(names))
+    return None
+
+
+def _match_residual(module: nn.Module, x: fx.Node, total: fx.Node, act: str) -> BlockGraph | None:
+    paths = [_names_before(node) for node in _operands(total)]
+    if any(origin is not x for _, origin in paths) or not any(names for names, _ in paths):
+        return None
+    # The order of the paths must not matter: no path changes what the other one reads, and no norm is in both.
+    if any(names and _changes_input(module.get_submodule(names[0])) for names, _ in paths):
+        return None
+    (first, _), (second, _) = paths
+    if _parameters(module, first) & _parameters(module, second):
+        return None
+    main, shortcut = (first, second) if _num_layers(module, first) >= _num_layers(module, second) else (second, first)
+    return BlockGraph("residual", main, shortcut, act)
+
+
+def _match_gate(module: nn.Module, x: fx.Node, product: fx.Node) -> BlockGraph | None:
+    operands = [node for node in _operands(product) if node is not x]
+    if len(operands) != 1:
+        return None
+    names, origin = _names_before(operands[0])
+    pool = ""
+    if origin is x and names:  # the first child computes the means
+        pool, *others = names
+        names = tuple(others)
+        layer = module.get_submodule(pool)
+        if type(layer) is not nn.AdaptiveAvgPool2d or layer.output_size not in (1, (1, 1)):
+            return None
+    elif not _is_mean(origin, x):
+        return None
+    return BlockGraph("gate", names, pool=pool) if _keeps_channels(module, names) else None
+
+
+def _keeps_channels(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether layers give as many channels as they get, for images of one pixel."""
+    layers = [module.get_submodule(name) for name in names]
+    convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    is_pointwise = all((conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0)) for conv in convs)
+    others = [layer for layer in layers if not isinstance(layer, nn.Conv2d | nn.Identity | nn.BatchNorm2d)]
+    is_elementwise = all(
+        type(layer).__module__ in _ELEMENTWISE and next(layer.parameters(), None) is None for layer in others
+    )
+    return bool(convs) and is_pointwise and is_elementwise and convs[0].in_channels == convs[-1].out_channels
+
+
+def _names_before(node: fx.Node) -> tuple[tuple[str, ...], fx.Node]:
+    """The children that were applied one after another to get a node, nothing else reading between; and their input."""
+    names: list[str] = []
+    while node.op == "call_module" and len(node.args) == 1 and not node.kwargs and len(node.users) == 1:
+        names.insert(0, str(node.target))
+        given: Any = node.args[0]
+        if not hasattr(given, "op"):
+            break
+        node = given
+    return tuple(names), node
+
+
+def _is_call(node: fx.Node, functions: tuple[Any, ...]) -> bool:
+    is_binary = len(node.args) == 2 and not node.kwargs and len(node.users) == 1
+    return node.op == "call_function" and node.target in functions and is_binary and len(_operands(node)) == 2
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    return [argument for argument in node.args if hasattr(argument, "op")]  # type: ignore[misc]
+
+
+def _is_mean(node: fx.Node, x: fx.Node) -> bool:
+    """Whether a node is the mean of x over its pixels, [n, channels, 1, 1]."""
+    if len(node.args) < 1 or node.args[0] is not x or len(node.users) != 1:
+        return False
+    if node.op == "call_function" and node.target is F.adaptive_avg_pool2d:
+        return node.args[1:] in ((1,), ((1, 1),)) and not node.kwargs
+    if (node.op, node.target) not in (("call_method", "mean"), ("call_function", torch.mean)):
+        return False
+    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    axes: Any = given.pop("dim", ())
+    return tuple(axes if isinstance(axes, list | tuple) else ()) in _IMAGE_AXES and given == {"keepdim": True}
+
+
+def _changes_input(module: nn.Module) -> bool:
+    """Whether the first layer of a module works in place."""
+    while (child := next(module.children(), None)) is not None:
+        module = child
+    return bool(getattr(module, "inplace", False))
+
+
+def _parameters(module: nn.Module, names: tuple[str, ...]) -> set[nn.Parameter]:
+    return {parameter for name in names for parameter in module.get_submodule(name).parameters()}
+
+
+def _num_layers(module: nn.Module, names: tuple[str, ...]) -> int:
+    return sum(1 for name in names for _ in module.get_submodule(name).modules())
+
+
+def _num_nodes(graph: BlockGraph) -> int:
+    """Operations of a graph: one for each child, and the sum; or the product, and the mean that is not a child."""
+    children = len(graph.main) + len(graph.shortcut) + bool(graph.act)
+    return children + {"chain": 0, "residual": 1, "gate": 2}[graph.kind]
+
+
+def graph_layers(module: nn.Module, names: tuple[str, ...]) -> Iterator[nn.Module]:
+    """The children of these names."""
+    for name in names:
+        yield module.get_submodule(name)
