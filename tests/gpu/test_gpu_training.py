@@ -1,4 +1,7 @@
-"""On a GPU, fused kernels and CUDA graphs train as plain steps do, without waiting for the device, and repeatably."""
+"""On a GPU, fused kernels and CUDA graphs train as plain steps do, without waiting for the device, and repeatably.
+
+Networks of torchvision and timm too, where these packages are installed.
+"""
 
 from __future__ import annotations
 
@@ -60,3 +63,21 @@ def test_losses_with_fused_kernels_and_graphs_equal_plain_steps(precision: str) 
 def test_deterministic_runs_end_with_equal_weights() -> None:
     first, second = (train({"engine.deterministic": True}) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "torchvision:regnet_y_400mf",
+        "torchvision:mobilenet_v3_large",
+        "torchvision:convnext_tiny",
+        "timm:resnet50",
+        "timm:efficientnet_b0",
+    ],
+)
+def test_losses_of_other_packages_networks_equal_plain_steps(network: str) -> None:
+    package = network.partition(":")[0]
+    pytest.importorskip(package, reason=f"pip install 'reconv[{package}]'", exc_type=ImportError)
+    settings = {**SMALL_LR, "model.name": network, "model.zero_init_last": False, "precision.mode": "fp32"}
+    fast, plain = train(settings), train({**settings, "engine.compile": "off"})
+    assert fast.losses == pytest.approx(plain.losses, rel=TOLERANCES["fp32"])
