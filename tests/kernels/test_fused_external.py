@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import Counter
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from reconv.batch import Batch
+from reconv.kernels.batch_norm.ops import ACTIVATION_IDS
 from reconv.kernels.block_graph import BlockGraph, trace_block
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
@@ -215,19 +217,30 @@ def trained(model: nn.Module, images: Tensor, groups: tuple[int, ...] = GROUPS) 
     return found | {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
-def launches(model: nn.Module, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32) -> dict[str, int]:
-    """The launches of each operation's kernels in one training pass."""
-    launched: Counter[str] = Counter()
+class Launch(NamedTuple):
+    operation: str  # of the kernel, as its folder is called
+    kernel: str
+    constants: dict[str, int]
+
+
+def trace(model: nn.Module, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32) -> list[Launch]:
+    """The launches of one training pass."""
+    launched: list[Launch] = []
     variant_of = launch.variant_of
 
-    def counting(kernel, args, constants):  # type: ignore[no-untyped-def]
-        launched[kernel.fn.__module__.split(".")[-2]] += 1
+    def noting(kernel, args, constants):  # type: ignore[no-untyped-def]
+        launched.append(Launch(kernel.fn.__module__.split(".")[-2], kernel.fn.__name__, constants))
         return variant_of(kernel, args, constants)
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "variant_of", counting)
+        patch.setattr(launch, "variant_of", noting)
         trace_kernels(model.to(dtype), (8, 16, 16), dtype, nullcontext())
-    return dict(launched)
+    return launched
+
+
+def launches(model: nn.Module, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32) -> dict[str, int]:
+    """The number of launches of each operation's kernels in one training pass."""
+    return dict(Counter(one.operation for one in trace(model, monkeypatch, dtype)))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -248,18 +261,39 @@ def test_each_pattern_launches_its_fused_kernels(name: str, monkeypatch: pytest.
     assert launches(model, monkeypatch) == NETWORKS[name][1]
 
 
-def test_the_gradients_of_a_block_that_two_paths_read_are_summed_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, num_gradients = build("resnet"), []
+def test_an_activation_is_computed_by_the_kernels_of_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(build("activations"), ConvBnAct(8, 8, nn.SiLU()), build("unknown activation"))
     fuse(model)
-    variant_of = launch.variant_of
+    names = ("relu", "relu6", "silu", "hardswish", "silu", "none")
+    expected = [ACTIVATION_IDS[name] for name in names]
+    launched = trace(model, monkeypatch)
+    assert [one.constants["ACT"] for one in launched if one.kernel == "normalize"] == expected
+    assert [one.constants["ACT"] for one in launched if one.kernel == "gradient"] == expected[::-1]
 
-    def noting(kernel, args, constants):  # type: ignore[no-untyped-def]
-        num_gradients.append(1 + constants.get("TWO_GRADS", False))
-        return variant_of(kernel, args, constants)
 
-    monkeypatch.setattr(launch, "variant_of", noting)
-    trace_kernels(model, (8, 16, 16), torch.float32, nullcontext())
-    assert num_gradients.count(2) == len(model) - 1  # the last block has one reader
+@pytest.mark.parametrize("act", [nn.Hardswish(), nn.ELU()])
+def test_a_norm_with_an_activation_is_fused_in_unknown_code(act: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(ConvBnAct):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    plain = Doubled(8, 8, act).to(memory_format=torch.channels_last).train()
+    fused = copy.deepcopy(plain)
+    assert fuse(fused) == 1
+    launched = trace(copy.deepcopy(fused), monkeypatch)
+    assert [one.constants["ACT"] for one in launched if one.kernel == "gradient"] == [
+        ACTIVATION_IDS["hardswish" if isinstance(act, nn.Hardswish) else "none"]
+    ]
+    expected, found = trained(copy.deepcopy(plain).double(), draw_images().double()), trained(fused, draw_images())
+    for key, value in expected.items():
+        assert_near(found[key], value, 10 * TOLERANCE[torch.float32])
+
+
+def test_the_gradients_of_a_block_that_two_paths_read_are_summed_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("resnet")
+    fuse(model)
+    sums = [one for one in trace(model, monkeypatch) if one.constants.get("TWO_GRADS")]
+    assert len(sums) == len(model) - 1  # the last block has one reader
 
 
 def test_the_projection_of_a_mobile_block_is_fused_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
