@@ -28,8 +28,8 @@ import torch
 
 from benchmarks import as_overrides
 from reconv.bench.baselines import compare, find_baselines
-from reconv.bench.bench_run import bench_args, open_bench_run
-from reconv.bench.bench_train import bench_train, no_log
+from reconv.bench.bench_run import bench_args, no_log, open_bench_run
+from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import TimingConfig
 from reconv.kernels.fuse import fuse
 from reconv.models import build_model
