@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
-FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 HARDENING = ("-fstack-protector-strong", "-D_FORTIFY_SOURCE=2")
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", *HARDENING)
 LINUX_HARDENING = ("-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack")
 
 
@@ -36,7 +36,7 @@ JPEG = Library(
     ROOT / "reconv" / "data" / "decode" / "_jpeg.so",
     ROOT / "csrc",
     # Interpolation weights are doubles, and must not depend on whether a processor fuses multiply and add.
-    ("-ffp-contract=off", *HARDENING),  # it parses files of strangers
+    ("-ffp-contract=off",),
 )
 WINOGRAD = Library(
     "Winograd convolutions",

@@ -58,12 +58,11 @@ def cpu_configs() -> list[ServerConfig]:
         ),
         ServerConfig(RECONV, "fp32", ("--decoder", "pillow"), is_compared=True),
         ServerConfig(RECONV, "fp32", (), is_compared=True),
-        ServerConfig(RECONV, "fp32", ("--backend", "onnxruntime"), is_compared=True),
-        ServerConfig(
-            RECONV, "fp32", ("--backend", "onnxruntime", "--device", "cpu,cpu", "--max-batch", "4"), is_compared=True
-        ),
-        ServerConfig(
-            RECONV, "fp32", ("--backend", "onnxruntime", "--processes", "2", "--max-batch", "4"), is_compared=True
+        ServerConfig(RECONV, "fp32", ("--decoder", "pillow", "--processes", "2", "--max-batch", "4"), is_compared=True),
+        *(
+            ServerConfig(RECONV, "fp32", (*backend, *places, "--max-batch", "4"), is_compared=True)
+            for backend in ((), ("--backend", "onnxruntime"))
+            for places in (("--device", "cpu,cpu"), ("--processes", "2"))
         ),
         ServerConfig(RECONV, "bf16", ()),
         ServerConfig(RECONV, "int8", ()),
