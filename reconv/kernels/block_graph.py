@@ -1,7 +1,9 @@
 """What a module of another package computes with its children: a chain, a residual sum, or squeeze-and-excitation.
 
 torch.fx traces the module's own code with the children as leaves, so classes are recognized by what they compute and
-not by their names. A module that computes anything else, or decides by values, has no graph.
+not by their names. A module that computes anything else, or decides by values, has no graph. Only code of known
+packages is traced: that of users may count, draw or store something, which tracing would do once more and training
+then never again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 Facts = tuple[tuple[str, object], ...]
+
+TRACED_PACKAGES = ("timm", "torchvision")  # their blocks do nothing but compute
 
 _ADD = (operator.add, operator.iadd, torch.add)
 _MULTIPLY = (operator.mul, operator.imul, torch.mul)
@@ -41,6 +45,11 @@ class BlockGraph:
     shortcut: tuple[str, ...] = ()  # empty: x itself
     act: str = ""  # empty: none
     pool: str = ""  # of a gate: the child that computes the means; empty: no child does
+
+
+def has_known_code(module: nn.Module) -> bool:
+    """Whether nothing but a module's children and its graph matter."""
+    return type(module) is nn.Sequential or type(module).__module__.partition(".")[0] in TRACED_PACKAGES
 
 
 def is_sequential(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from reconv.batch import Batch
+from reconv.kernels import block_graph
 from reconv.kernels.batch_norm.ops import ACTIVATION_IDS
 from reconv.kernels.block_graph import BlockGraph, trace_block
 from reconv.kernels.fuse import fuse
@@ -27,6 +28,13 @@ from reconv.models.mobilenet import MobileNetV2Spec
 from reconv.models.replace_layers import replace_layers
 
 GROUPS = (2, 3)
+PACKAGES = block_graph.TRACED_PACKAGES
+
+
+@pytest.fixture(autouse=True)
+def _known_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of this file stand for those of a package whose code is traced."""
+    monkeypatch.setattr(block_graph, "TRACED_PACKAGES", (*PACKAGES, __name__.partition(".")[0]))
 
 
 class ConvNormActivation(nn.Sequential):
@@ -546,3 +554,33 @@ def test_a_container_of_our_own_blocks_keeps_its_code() -> None:
     model = nn.Sequential(BatchNorm2d(8), nn.ReLU(), OurInvertedResidual(MobileNetV2Spec(), 8, 8, 2, 1))
     fuse(model)
     assert type(model) is nn.Sequential
+
+
+class Counting(nn.Module):
+    """A user's block: it counts its passes, draws, and computes a chain otherwise."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.act = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.add_(torch.rand(()).ceil())
+        return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
+
+
+def test_code_of_users_is_not_traced_and_runs_in_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_graph, "TRACED_PACKAGES", PACKAGES)
+    model = nn.Sequential(Counting(), nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()))
+    replace_layers(model, "a user's network")
+    generator_state = torch.get_rng_state()
+    assert fuse(model) > 0
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    block = model[0]
+    assert type(block) is Counting and block.passes == 0
+    for _ in range(3):
+        model(torch.randn(4, 8, 6, 6))
+    assert block.passes == 3
+    assert type(model[1]) is not nn.Sequential  # what torch's own containers compute is known

@@ -15,7 +15,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from reconv.kernels.block_graph import BlockGraph, Facts, block_facts, graph_layers, is_sequential, trace_block
+from reconv.kernels.block_graph import (
+    BlockGraph,
+    Facts,
+    block_facts,
+    graph_layers,
+    has_known_code,
+    is_sequential,
+    trace_block,
+)
 from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels
 from reconv.kernels.fused_modules.fused_norm import (
     DualUse,
@@ -148,7 +156,7 @@ def _kind_of(graph: BlockGraph | None) -> type[ExternalBlock]:
 
 def external_block_class(module: nn.Module) -> type[ExternalBlock] | None:
     """The fused class of a block of another package; None if nothing in it is fused, or nothing known."""
-    if isinstance(module, ExternalBlock):
+    if isinstance(module, ExternalBlock) or not has_known_code(module):
         return None
     graph = None if is_sequential(module) else trace_block(module)
     if graph is None and not is_sequential(module):
