@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -222,7 +223,8 @@ def strip_launchers(words: Sequence[str], launch: Launch) -> list[str]:
             launch.rows.append(Row("shell", " ".join(wrapped.prefix), "no effect", wrapped.why))
             queue = list(wrapped.words) if wrapped.text is None else _only_command(wrapped.text)
         elif head in ("bash", "sh", "source", ".") and len(queue) > 1:
-            queue = [word for word in queue[1:] if not re.fullmatch(r"-[a-z]+", word)] or queue[1:]
+            options = list(takewhile(lambda word: re.fullmatch(r"-[a-z]+", word), queue[1:]))
+            queue = queue[1 + len(options) :] or queue[1:]
         else:
             return queue
     return queue

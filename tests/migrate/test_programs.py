@@ -8,11 +8,13 @@ import re
 import pytest
 from flag_examples import COMPANIONS, words_of
 
+from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.errors import UsageError
 from reconv.migrate.flags import Flag
 from reconv.migrate.migration import Migration, finish, migrate_command, wanted_recipe
 from reconv.migrate.programs import PROGRAMS
 from reconv.migrate.programs.program import Program
+from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import OVERRULED
 from reconv.recipe.loader import load
 
@@ -301,3 +303,40 @@ def test_weight_decays_of_norms_and_biases_that_differ_are_both_explained() -> N
     migration = migrate_command("train.py --model resnet18 --norm-weight-decay 0.5 --bias-weight-decay 0.5")
     decays = {row.typed: row.status for row in migration.rows if "weight-decay" in row.typed}
     assert decays == {"--norm-weight-decay 0.5": "not supported", "--bias-weight-decay 0.5": "not supported"}
+
+
+@pytest.mark.parametrize(
+    ("given", "init"),
+    [
+        ("--weights ResNet50_Weights.IMAGENET1K_V2", "torchvision:resnet50.v2"),
+        ("--weights DEFAULT", "torchvision:resnet50.v2"),
+        ("--weights IMAGENET1K_V1", "torchvision:resnet50"),
+        ("--pretrained", "torchvision:resnet50"),
+    ],
+)
+def test_torchvisions_versions_of_weights_are_kept_apart(given: str, init: str) -> None:
+    command = f"python references/classification/train.py --model resnet50 --data-path /imagenet {given}"
+    assert migrate_command(command).settings["model.init"].value == init
+    evaluation = migrate_command(f"{command} --test-only")
+    assert evaluation.action.arguments == [init]
+    assert [(row.status, row.text) for row in evaluation.rows if row.typed == given] == [
+        ("renamed", f"reconv eval {init}")
+    ]
+
+
+def test_weights_that_are_not_downloaded_are_not_replaced_by_others() -> None:
+    migration = migrate_command("python train.py --model resnet18 --data-path /d --weights IMAGENET1K_V2")
+    assert "model.init" not in migration.settings
+    assert [row.status for row in migration.rows if "--weights" in row.typed] == ["not supported"]
+
+
+def test_the_networks_with_second_weights_are_those_of_the_download_table() -> None:
+    assert {f"{name}.v2" for name in WITH_V2_WEIGHTS} == {name for name in TORCHVISION if name.endswith(".v2")}
+
+
+def test_bash_before_a_script_takes_no_flag_from_it() -> None:
+    script = "distributed_train.sh 8 --data-dir /imagenet --model resnet50 -b 64"
+    plain, started = migrate_command(script), migrate_command(f"bash -x {script}")
+    assert plain.settings["batch.size"].value == 512
+    assert started.settings == plain.settings
+    assert started.action == plain.action

@@ -323,8 +323,11 @@ def _profile(t: Translation) -> None:
 def evaluate_weights(t: Translation, weights: str, mode: str) -> None:
     """Evaluation only: `reconv eval` of the weights."""
     t.action.verb, t.action.takes_recipe = "eval", False
-    init = t.settings["model.init"].value if "model.init" in t.settings else None
+    setting = t.settings.get("model.init")
+    init = None if setting is None else setting.value
     t.action.arguments.append(t[weights] or init or "RUN")
+    for key in () if setting is None or t[weights] else setting.flags:
+        t.explain(key, "renamed", f"reconv eval {init}")
     if init and not t[weights] and init.startswith("torchvision:"):
         for key in ("val_crop_size", "val_resize_size", "train_crop_size", "interpolation"):
             t.explain(key, "no effect", f"{init} is evaluated with the preprocessing of its weights")

@@ -20,3 +20,9 @@ TORCHVISION_CLASSIFIERS = (
     *(f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn")),
     *("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"),
 )
+
+# Those of our networks with a second set of weights, IMAGENET1K_V2.
+WITH_V2_WEIGHTS = (
+    *(f"resnet{depth}" for depth in (50, 101, 152)),
+    *("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2", "mobilenet_v2", "efficientnet_b1"),
+)

@@ -17,6 +17,7 @@ from reconv.migrate.programs.program import (
     steps,
     take_device,
 )
+from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -102,13 +103,27 @@ def translate(t: Translation, positional: Sequence[str]) -> None:
     take_device(t)
     if t.is_typed("output_dir"):
         t.run_folder(t["output_dir"], "output_dir")
-    for key in ("pretrained", "weights"):
-        if t[key]:
-            t.set("model.init", f"torchvision:{t['model']}", key)
+    _weights(t)
     if t["test_only"]:
         evaluate_weights(t, "resume", "test_only")
     elif t["resume"]:
         resume_elsewhere(t, "resume")
+
+
+def _weights(t: Translation) -> None:
+    """Published weights: `--pretrained` are torchvision's first ones, and `.v2` here is its IMAGENET1K_V2."""
+    name = t["model"]
+    if t["pretrained"]:
+        t.set("model.init", f"torchvision:{name}", "pretrained")
+    if not t["weights"]:
+        return
+    version = t["weights"].rpartition(".")[2]
+    has_v2 = name in WITH_V2_WEIGHTS
+    suffixes = {"IMAGENET1K_V1": "", "DEFAULT": ".v2" if has_v2 else "", **({"IMAGENET1K_V2": ".v2"} if has_v2 else {})}
+    if version in suffixes:
+        t.set("model.init", f"torchvision:{name}{suffixes[version]}", "weights")
+    else:
+        t.explain("weights", "not supported", "are not downloaded; give their file: --init FILE")
 
 
 def _optimizer(t: Translation) -> None:
