@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import NoReturn
 
 from reconv.errors import ExitCode, ResourceError
@@ -23,6 +24,7 @@ def serve(settings: ServeSettings, log: LogFunction) -> NoReturn:
     name_models(settings.runs)  # raises an error here rather than in each process
     listener = open_port(settings.host, settings.port)
     log(f"listening on http://{_url_host(settings.host)}:{listener.getsockname()[1]}")
+    log = _without_errors(log)
     if not tokens and not settings.is_local:
         log("warning: anyone who can reach this address can use the models; --token-file limits that")
     if settings.num_processes == 1:
@@ -31,6 +33,16 @@ def serve(settings: ServeSettings, log: LogFunction) -> NoReturn:
         serve_in_processes(settings, tokens, listener, log)
     log("stopped")
     end_process(ExitCode.OK)
+
+
+def _without_errors(log: LogFunction) -> LogFunction:
+    """A server goes on when its log can no longer be written: the reader has gone, or the disk is full."""
+
+    def write(text: str) -> None:
+        with suppress(OSError):
+            log(text)
+
+    return write
 
 
 def _url_host(host: str) -> str:

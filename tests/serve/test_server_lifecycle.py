@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,31 @@ def add_checkpoint(run: Path, copy: RunDir, step: int, is_damaged: bool = False)
         weights = copy.path / "new" / "ema.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     (copy.path / "new").rename(copy.checkpoints / name)  # as the trainer does
+
+
+def test_a_server_whose_log_is_not_read_any_more_takes_over_new_checkpoints(classifier: Path, tmp_path: Path) -> None:
+    copy = copy_run(classifier, tmp_path / "run")
+    add_checkpoint(classifier, copy, 22)
+    command = [sys.executable, "-m", "reconv", "serve", str(copy.path), "--follow", "--backend", "eager", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = process.stderr.readline().removeprefix("listening on ").strip()
+        while not process.stderr.readline().startswith("ready: "):
+            pass
+        process.stderr.close()
+        add_checkpoint(classifier, copy, 66)
+        deadline = time.monotonic() + START_S
+        while " 66.0" not in _model_step(address):
+            assert time.monotonic() < deadline, _model_step(address)
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait() == 0
+
+
+def _model_step(address: str) -> str:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=START_S) as page:
+        lines = page.read().decode().splitlines()
+    return next(line for line in lines if line.startswith("reconv_model_step{"))
 
 
 def test_new_checkpoints_are_taken_over_without_a_dropped_or_wrong_answer(
