@@ -169,13 +169,15 @@ def test_other_images_are_refused(x: Tensor) -> None:
 def test_a_missing_damaged_or_older_library_is_a_problem_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged, older = tmp_path / "damaged.so", tmp_path / "older.so"
+    damaged, older, other = (tmp_path / f"{name}.so" for name in ("damaged", "older", "other"))
     damaged.write_bytes(b"no library")
-    (tmp_path / "older.c").write_text("int reconv_winograd_version(void) { return 0; }")
     compiler = shutil.which("cc") or "gcc"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(older), str(tmp_path / "older.c")], check=True)
+    for library, function in ((older, "reconv_winograd_version"), (other, "something_else")):
+        source = library.with_suffix(".c")
+        source.write_text(f"int {function}(void) {{ return 0; }}")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     found = []
-    for library in (tmp_path / "missing.so", damaged, older):
+    for library in (tmp_path / "missing.so", damaged, older, other):
         monkeypatch.setattr(winograd_library, "LIBRARY", library)
         winograd_library.problem.cache_clear()
         found.append(winograd_library.problem())
@@ -183,3 +185,4 @@ def test_a_missing_damaged_or_older_library_is_a_problem_and_no_error(
     winograd_library.problem.cache_clear()
     assert found[0] == "it was not compiled" and found[1].startswith("it does not load: ")
     assert found[2] == "it has version 0 instead of 1: compile it again"
+    assert found[3].startswith("it does not load: ")

@@ -1,6 +1,6 @@
 """The optional compiled convolution of 3x3, stride 1 and padding 1 in fp32 on a CPU, by Winograd's F(4x4, 3x3).
 
-It runs on the threads of torch. The same image gives the same bits in any batch and on any number of threads.
+It runs on the threads of torch. A convolution gives an image the same bits in any batch and on any number of threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def problem() -> str:
     """Why the library cannot be used; empty if it can."""
     try:
         version: int = ctypes.CDLL(str(LIBRARY)).reconv_winograd_version()  # not by `_load`: others have other calls
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # AttributeError: it is another library
         return "it was not compiled" if not LIBRARY.exists() else f"it does not load: {error}"
     return "" if version == VERSION else f"it has version {version} instead of {VERSION}: compile it again"
 
