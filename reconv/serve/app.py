@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -238,6 +239,10 @@ async def _respond(endpoint: Endpoint, path: str, request: Request, serving: Ser
         if not await serving.bodies.discard(request):
             error.headers["Connection"] = "close"
         return error_response(request, error)
+    except asyncio.CancelledError:
+        if not serving.is_draining:
+            raise
+        return error_response(request, ApiError(503, "stopping", "the server has stopped before the request ended"))
     except Exception:
         _log.exception("%s %s failed", request.method, path)
         return error_response(request, ApiError(500, "internal", "the prediction failed; see the server's log"))

@@ -48,7 +48,8 @@ def test_sigterm_finishes_what_has_begun_and_exits_with_zero(
         received = _receive(begun)
         assert received.startswith(b"HTTP/1.1 200 ") and b'"predictions"' in received
         assert server.wait() == 0  # although the other request never ends
-        assert server.log.endswith("stopped\n")
+        assert _receive(endless).startswith(b"HTTP/1.1 503 ")
+        assert server.log.endswith("stopped\n") and "Traceback" not in server.log
 
 
 def test_sigterm_while_models_are_loaded_exits_with_zero(classifier: Path, tmp_path: Path) -> None:
