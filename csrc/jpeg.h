@@ -6,6 +6,7 @@
 #ifndef RECONV_JPEG_H
 #define RECONV_JPEG_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -189,6 +190,7 @@ typedef struct jpeg_job {
     /* pool.c */
     int next, num_left; /* the next file to crop, and how many are not cropped yet */
     struct jpeg_job *later;
+    pthread_cond_t has_ended;
 } jpeg_job;
 
 void jpeg_crop_file(jpeg_job *job, int file);

@@ -6,13 +6,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "jpeg.h"
 
-#include <pthread.h>
 #include <signal.h>
 
 enum { MAX_THREADS = 256, STACK_BYTES = 1 << 20 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t has_work = PTHREAD_COND_INITIALIZER, has_ended = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t has_work = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static jpeg_job *first_job; /* jobs with files that no thread has taken yet, oldest first */
 static int num_threads;
@@ -28,7 +27,7 @@ static void *work(void *unused) {
         pthread_mutex_unlock(&lock);
         jpeg_crop_file(job, file);
         pthread_mutex_lock(&lock);
-        if (--job->num_left == 0) pthread_cond_broadcast(&has_ended);
+        if (--job->num_left == 0) pthread_cond_signal(&job->has_ended);
     }
     return NULL;
 }
@@ -37,7 +36,6 @@ static void *work(void *unused) {
 static void forget_threads(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&has_work, NULL);
-    pthread_cond_init(&has_ended, NULL);
     first_job = NULL;
     num_threads = 0;
 }
@@ -77,7 +75,9 @@ void jpeg_run_job(jpeg_job *job, int wanted_threads) {
     jpeg_job **end = &first_job;
     while (*end != NULL) end = &(*end)->later;
     *end = job;
+    pthread_cond_init(&job->has_ended, NULL);
     pthread_cond_broadcast(&has_work);
-    while (job->num_left > 0) pthread_cond_wait(&has_ended, &lock);
+    while (job->num_left > 0) pthread_cond_wait(&job->has_ended, &lock);
+    pthread_cond_destroy(&job->has_ended);
     pthread_mutex_unlock(&lock);
 }

@@ -64,7 +64,8 @@ EXPORT void reconv_jpeg_crops(
     const uint8_t *const *files, const int64_t *lengths, int num_files, const double *boxes, int is_cut, uint8_t *out,
     int size, int is_antialiased, int filter, uint8_t *is_done, int num_threads) {
     jpeg_job job = {
-        files, lengths, num_files, boxes, is_cut, out, size, is_antialiased, filter, is_done, 0, 0, NULL,
+        .files = files, .lengths = lengths, .num_files = num_files, .boxes = boxes, .is_cut = is_cut, .out = out,
+        .size = size, .is_antialiased = is_antialiased, .filter = filter, .is_done = is_done,
     };
     jpeg_run_job(&job, num_threads);
 }

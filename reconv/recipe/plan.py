@@ -119,6 +119,7 @@ class Facts:
     cache: CacheSize | None = None  # None: samples are not cached
     num_val_left_out: int = 0  # by evaluate.num_samples
     decoder: Decoder = "pillow"  # for augment.decoder: auto
+    fills_from_files: bool = False  # the native decoder could crop many training images in one call
     gpu_decode_fraction: float = 0.0  # for data.gpu_decode_fraction: auto
 
 
@@ -148,6 +149,7 @@ class Plan:
     threads: int
     workers: int
     backend: str  # caller (no workers), threads, processes or gpu (and processes)
+    eval_backend: str  # of validation images
     eval_batches_held: int  # evaluation batches in memory at once
     steps_held: int  # steps with images in memory at once: prefetched ones, the current and the previous one
     sizes: tuple[tuple[int, int], ...]  # (first step, pixels) of training images
@@ -231,6 +233,7 @@ def make_plan(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
         threads=facts.cores if recipe.engine.num_threads == "auto" else recipe.engine.num_threads,
         workers=workers,
         backend=decoding.backend(recipe, facts),
+        eval_backend=decoding.eval_backend(recipe, facts),
         eval_batches_held=(EVAL_AHEAD if workers else 0) + 2,
         steps_held=(recipe.data.prefetch if workers else 0) + 2,
         sizes=_sizes(recipe, per_epoch, total),

@@ -394,7 +394,8 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
             "threads": "as fast as processes here, and started at once",
             "processes": "threads would wait for the GIL",
         }[plan.backend]
-        lines.append(f"data.backend: {plan.backend} ({why}); gpu would add a GPU's JPEG engine")
+        evaluated = "" if plan.eval_backend == plan.backend else f", {plan.eval_backend} for validation images"
+        lines.append(f"data.backend: {plan.backend} ({why}){evaluated}; gpu would add a GPU's JPEG engine")
     else:
         lines.append(f"data.backend: {plan.backend}, as set")
     if data.transfer_dtype != "uint8":

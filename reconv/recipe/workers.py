@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from reconv.recipe.plan import Facts, Plan
 
 AUTO_THREADS = 8  # more would wait for the GIL, which each holds for a tenth of the time
+MAX_WORKERS = 32
 WORKER_BYTES = 200_000_000  # of a decoding process, measured
-AUTO_PROCESSES = 32
 MANY_IMAGES = 10_000  # per epoch; with fewer, starting processes costs more than they save
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
@@ -39,22 +39,30 @@ def workers(recipe: Recipe, facts: Facts) -> int:
         return recipe.data.num_workers
     if _is_in_memory(recipe, facts):
         return 0
-    return min(facts.cores, AUTO_PROCESSES if _uses_processes(recipe, facts) else AUTO_THREADS)
+    is_parallel = _uses_processes(recipe, facts) or _decodes_without_gil(recipe, facts)
+    return min(facts.cores, MAX_WORKERS if is_parallel else AUTO_THREADS)
+
+
+def _decodes_without_gil(recipe: Recipe, facts: Facts) -> bool:
+    """Whether the native decoder reads and crops many training images in one call, in threads of its own."""
+    return facts.fills_from_files and decoder(recipe, facts) == "native" and recipe.data.cache == "off"
 
 
 def _uses_processes(recipe: Recipe, facts: Facts) -> bool:
-    """Whether workers are processes: as set, else where threads would wait for the GIL.
+    """Whether training images are decoded by processes: as set, else where threads would wait for the GIL."""
+    if recipe.data.backend != "auto":
+        return recipe.data.backend != "threads"
+    return not _decodes_without_gil(recipe, facts) and _prefers_processes(recipe, facts, facts.num_train)
 
-    Many threads contend for the GIL; without the native decoder even two do.
-    """
+
+def _prefers_processes(recipe: Recipe, facts: Facts, num_images: int) -> bool:
+    """Whether image by image processes are faster: many threads contend for the GIL, with Pillow even two do."""
     data = recipe.data
-    if data.backend != "auto":
-        return data.backend != "threads"
     if data.cache != "off" or not sys.platform.startswith("linux"):
         return False
     wanted = facts.cores if data.num_workers == "auto" else data.num_workers
     is_slow = not _is_in_memory(recipe, facts) and decoder(recipe, facts) == "pillow"
-    is_long = (data.epoch_samples or facts.num_train) >= MANY_IMAGES
+    is_long = (data.epoch_samples or num_images) >= MANY_IMAGES
     return wanted > AUTO_THREADS or (wanted > 1 and is_slow and is_long)
 
 
@@ -67,10 +75,20 @@ def backend(recipe: Recipe, facts: Facts) -> str:
     return "processes" if _uses_processes(recipe, facts) else "threads"
 
 
+def eval_backend(recipe: Recipe, facts: Facts) -> str:
+    """Where validation images are decoded: as training images, but Pillow decodes them, so that many need processes."""
+    chosen = backend(recipe, facts)
+    is_small = facts.num_val < MANY_IMAGES
+    if recipe.data.backend != "auto" or chosen != "threads" or not _decodes_without_gil(recipe, facts) or is_small:
+        return chosen
+    return "processes" if _prefers_processes(recipe, facts, facts.num_val) else "threads"
+
+
 def check_worker_memory(plan: Plan, recipe: Recipe, num_ranks: int, available_bytes: int | None) -> None:
     """Raise if the decoding processes asked for, on all ranks of this machine, cannot fit into its memory."""
     num_workers = recipe.data.num_workers
-    if num_workers == "auto" or plan.backend not in ("processes", "gpu") or available_bytes is None:
+    has_processes = not {"processes", "gpu"}.isdisjoint((plan.backend, plan.eval_backend))
+    if num_workers == "auto" or not has_processes or available_bytes is None:
         return
     most = available_bytes // (WORKER_BYTES * num_ranks)
     if num_workers > most:

@@ -13,6 +13,8 @@ from reconv.checkpoint.mirror.run_mirror import RunMirror
 from reconv.checkpoint.run_dir import RunDir
 from reconv.custom_code import provide
 from reconv.data.decode.native import choose_decoder, native_support
+from reconv.data.pipeline.native_samples import can_fill_from_files, has_jpeg_files
+from reconv.data.transforms.params import effective_augment
 from reconv.device import Device, configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import read_launch_env
@@ -210,9 +212,17 @@ def _plan_facts(
         data_origins=datasets.origins,
         cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
+        fills_from_files=_fills_from_files(recipe, datasets),
         decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
         device=device_kind(device),
     )
+
+
+def _fills_from_files(recipe: Recipe, datasets: Datasets) -> bool:
+    """Whether the native decoder can crop many training images in one call."""
+    augment = effective_augment(recipe.augment).model_copy(update={"decoder": "native"})
+    is_plain = recipe.task == "classification" and can_fill_from_files(recipe.data.preprocess, augment)
+    return is_plain and has_jpeg_files(datasets.train)
 
 
 def _with_gpu_decode_fraction(

@@ -201,14 +201,16 @@ def _rows_of(array: F64, length: int) -> tuple[int, int]:
 
 
 def crop_files(
-    buffer: U8, ends: I64, boxes: F64, out: U8, *, interpolation: str, antialias: bool
+    buffer: U8, ends: I64, boxes: F64, out: U8, *, interpolation: str, antialias: bool, num_threads: int = 1
 ) -> npt.NDArray[np.bool_]:
     """`crop_resize` of each file that `read_files` put into `buffer`, into `out` [n, 3, size, size].
 
-    Returns which rows were filled; a file with an empty box is skipped.
+    Returns which rows were filled; a file with an empty box is skipped. More than one thread: all calls share so many
+    threads of the decoder's own.
     """
     starts = np.concatenate([[0], ends])[: len(ends)]
-    return _crop_each(buffer.ctypes.data + starts, ends - starts, boxes, out, (True, antialias, interpolation))
+    options = (True, antialias, interpolation)
+    return _crop_each(buffer.ctypes.data + starts, ends - starts, boxes, out, options, num_threads)
 
 
 class FilesInMemory:

@@ -45,6 +45,7 @@ def _make(
     dataset: Dataset,
     preprocess: PreprocessConfig,
     augment: AugmentConfig | None,
+    decode_threads: int = 1,  # images are decoded one by one
     *,
     max_boxes: int,
     use_difficult: bool,

@@ -1,4 +1,7 @@
-"""Validation batches: every sample exactly once, in batches fixed by position and dealt whole to ranks."""
+"""Validation batches: every sample exactly once, in batches fixed by position and dealt whole to ranks.
+
+The batches of a small set are kept in memory once they were decoded: preprocessing for evaluation is not random.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.read_ahead import read_ahead
-from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.sample_pipeline import (
+    MAX_PREPROCESSED_BYTES,
+    MakeSamplePipeline,
+    SamplePipeline,
+    make_sample_pipeline,
+)
 from reconv.data.pipeline.workers.thread_pool import open_workers
 from reconv.errors import DataError
 from reconv.recipe.data_fields import PreprocessConfig
@@ -50,10 +58,12 @@ class EvalLoader:
         left = [number for number in range(-(-len(dataset) // batch_size)) if number not in finished]
         self._batches = left[rank::world_size]
         self._pipeline: SamplePipeline = (
-            make_pipeline(dataset, preprocess, None)
+            make_pipeline(dataset, preprocess, None, 1)
             if context.gpu_decoder is None
             else GpuDecodePipeline(dataset, preprocess, None, fraction=1.0)
         )
+
+        self._kept: dict[int, Batch] = {}  # decoded batches on the host, by number
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -63,7 +73,18 @@ class EvalLoader:
 
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches, evaluated after `steps_done` training steps; tolerated bad samples are left out."""
+        if self._batches and len(self._kept) == len(self._batches):
+            for number, kept in self._kept.items():
+                self.whole_batch = number
+                batch, copy = self._context.to_device.send(kept)
+                if copy is None:
+                    batch = batch.map(torch.clone)  # it may be the kept one, which whoever evaluates must not change
+                else:
+                    copy.wait()
+                yield batch
+            return
         gpu_decoder = self._context.gpu_decoder
+        keeps = self._fits_in_memory()
         with (
             read_ahead(self._dataset, self._batches, self._indices, in_order=True) as reached,
             Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher,
@@ -75,11 +96,15 @@ class EvalLoader:
                     positions = torch.from_numpy(pending.positions)
                     filled = Batch(pending.tensors(), positions, (len(positions),))
                     batch, copy = self._context.to_device.send(filled)
+                    if copy is not None:
+                        copy.wait()
                     prefetcher.buffers.hold_until_copied(pending.rows, copy)
                     if gpu_decoder is not None:
                         gpu_decoder.place(pending, batch["images"], 0)
                     is_whole = len(positions) == len(self._indices(pending.step))
                     self.whole_batch = pending.step if is_whole else None
+                    if keeps and is_whole:
+                        self._kept[pending.step] = filled.map(torch.clone)
                     yield batch
         if len(self._bad_samples.known("val")) == len(self._dataset):
             raise DataError(
@@ -88,6 +113,12 @@ class EvalLoader:
                 why=f"all {len(self._dataset):,} are bad; a metric over no images would look like a bad network",
                 then="reconv data check PATH says what is wrong with each",
             )
+
+    def _fits_in_memory(self) -> bool:
+        """Whether decoded batches are kept: if the host decodes them, which takes long, and they are small."""
+        is_decoded = self._pipeline.min_rows_per_task is not None and self._context.gpu_decoder is None
+        row_bytes = sum(column.empty(1).nbytes for column in self._pipeline.columns)
+        return is_decoded and len(self._batches) * self._batch_size * row_bytes <= MAX_PREPROCESSED_BYTES
 
     def _indices(self, number: int) -> I64:
         stop = min((number + 1) * self._batch_size, len(self._dataset))

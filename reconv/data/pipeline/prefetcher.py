@@ -41,6 +41,7 @@ class DataContext:
     workers: Workers | None = None
     stage_times: StageTimes = field(default_factory=StageTimes)
     gpu_decoder: GpuDecoder | None = None
+    eval_workers: Workers | None = None  # None: `workers`
 
     @classmethod
     def on_host(cls) -> DataContext:

@@ -26,7 +26,7 @@ from reconv.data.dataset import (
     select_rows,
 )
 from reconv.data.decode.pillow import to_image
-from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
+from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files, has_jpeg_files
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.custom_transforms import host_transforms
@@ -35,8 +35,9 @@ from reconv.data.transforms.host_transforms import eval_transform, resized_short
 from reconv.data.transforms.params import changes_images_on_host, host_params
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
-_MAX_PREPROCESSED_BYTES = 256 * 2**20  # of an array that is resized once instead of in every epoch
+MAX_PREPROCESSED_BYTES = 256 * 2**20  # of images that are preprocessed once instead of in every epoch
 _MIN_ROWS_PER_TASK = 4
+_ROWS_PER_CALL = 64  # where the compiled decoder has threads of its own: Python's part of a call is shared by more rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,19 @@ class SamplePipeline(Protocol):
         ...
 
 
-MakeSamplePipeline = Callable[[Dataset, PreprocessConfig, AugmentConfig | None], SamplePipeline]
+MakeSamplePipeline = Callable[[Dataset, PreprocessConfig, AugmentConfig | None, int], SamplePipeline]
 
 
 def make_sample_pipeline(
-    dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None
+    dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None, decode_threads: int = 1
 ) -> SamplePipeline:
-    """The fastest pipeline for a dataset; `augment` is None for evaluation."""
+    """The fastest pipeline for a dataset; `augment` is None for evaluation.
+
+    `decode_threads`: threads of the compiled decoder that all tasks share; 1: a task decodes in its own.
+    """
     images = preprocessed_images(dataset, preprocess, augment)
     if images is None or not isinstance(dataset, ArrayDataset):
-        return DecodePipeline(dataset, preprocess, augment)
+        return DecodePipeline(dataset, preprocess, augment, decode_threads)
     return ArrayPipeline(images, dataset.targets, augment)
 
 
@@ -100,7 +104,7 @@ def preprocessed_images(dataset: Dataset, preprocess: PreprocessConfig, augment:
     shape = (preprocess.channels, preprocess.size, preprocess.size)
     if dataset.images.shape[1:] == shape and resized_shorter_side(preprocess) in (None, preprocess.size):
         return dataset.images
-    if len(dataset) * int(np.prod(shape)) > _MAX_PREPROCESSED_BYTES:
+    if len(dataset) * int(np.prod(shape)) > MAX_PREPROCESSED_BYTES:
         return None
     images = np.empty((len(dataset), *shape), np.uint8)
     for index, image in enumerate(dataset.images):
@@ -137,13 +141,21 @@ class ArrayPipeline:
 class DecodePipeline:
     """Decodes (or takes as pixels) and transforms samples one by one; `augment` is None for evaluation."""
 
-    min_rows_per_task: int | None = _MIN_ROWS_PER_TASK
-
-    def __init__(self, dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        preprocess: PreprocessConfig,
+        augment: AugmentConfig | None,
+        decode_threads: int = 1,
+    ) -> None:
         self._dataset = dataset
         self._preprocess = preprocess
         self._augment = augment
         self._extra = None if augment is None else host_transforms(augment)
+        self._fills_from_files = augment is not None and can_fill_from_files(preprocess, augment)
+        self._decode_threads = decode_threads
+        is_threaded = self._fills_from_files and decode_threads > 1 and has_jpeg_files(dataset)
+        self.min_rows_per_task: int | None = _ROWS_PER_CALL if is_threaded else _MIN_ROWS_PER_TASK
         num_labels = len(dataset.class_names) if is_multilabel(dataset) else None
         self.columns = classification_columns(preprocess.channels, preprocess.size, num_labels)
 
@@ -160,14 +172,15 @@ class DecodePipeline:
 
     def _fill_from_files(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> npt.NDArray[np.bool_] | None:
         """Fill the rows of files that the compiled decoder supports; which these are, None if it is not used."""
-        if self._augment is None or not can_fill_from_files(self._preprocess, self._augment):
+        if self._augment is None or not self._fills_from_files:
             return None
         files = sample_files(self._dataset, indices)
         if files is None:
             return None
         paths, targets = files
         rows["targets"][:] = targets
-        return fill_from_files(paths, self._preprocess, self._augment, params, rows["images"])
+        threads = self._decode_threads
+        return fill_from_files(paths, self._preprocess, self._augment, params, rows["images"], threads)
 
     def transform(self, sample: Sample, params: NamedArrays, out: U8) -> None:
         """Decode and transform one sample into a row of images."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,16 @@ MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
 @contextmanager
 def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: StageTimes) -> Iterator[DataContext]:
     """The workers, the transfer to the device and the GPU decoder of one run; closed at the end."""
-    gpu_decoder = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_decode_fraction > 0 else None
-    workers = open_workers(plan.backend, plan.workers)
-    try:
-        yield DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype), workers, stage_times, gpu_decoder)
-    finally:
-        workers.close()
-        if gpu_decoder is not None:
-            gpu_decoder.close()
+    with ExitStack() as stack:
+        gpu_decoder = None
+        if plan.gpu_decode_fraction > 0:
+            gpu_decoder = stack.enter_context(closing(GpuDecoder(NvJpegDecoder(device.torch))))
+        workers = stack.enter_context(closing(open_workers(plan.backend, plan.workers)))
+        eval_workers = workers
+        if plan.eval_backend != plan.backend:
+            eval_workers = stack.enter_context(closing(open_workers(plan.eval_backend, plan.workers)))
+        to_device = with_transfer_dtype(device, recipe.data.transfer_dtype)
+        yield DataContext(to_device, workers, stage_times, gpu_decoder, eval_workers)
 
 
 def choose_gpu_decode_fraction(

@@ -74,7 +74,8 @@ def build_eval_loader(
     if context is not None:
         is_bilinear = recipe.data.preprocess.interpolation == "bilinear"
         gpu_decoder = context.gpu_decoder if is_bilinear else None
-        eval_context = replace(eval_context, workers=context.workers, gpu_decoder=gpu_decoder)
+        workers = context.eval_workers or context.workers
+        eval_context = replace(eval_context, workers=workers, gpu_decoder=gpu_decoder)
     return EvalLoader(
         dataset,
         recipe.data.preprocess,

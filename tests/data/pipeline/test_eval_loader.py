@@ -12,6 +12,8 @@ from loading_examples import host_eval
 
 from reconv.batch import Batch
 from reconv.data.dataset import Sample
+from reconv.data.pipeline import eval_loader
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.digits import open_digits
@@ -48,6 +50,68 @@ def test_evaluation_images_are_those_of_the_eval_transform() -> None:
     sample = dataset[17]
     assert isinstance(sample.data, np.ndarray)
     assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GRAY))
+
+
+class CountedReads(FolderDataset):
+    num_reads = 0
+
+    def __getitem__(self, index: int) -> Sample:
+        self.num_reads += 1
+        return super().__getitem__(index)
+
+
+def equal(first: list[Batch], second: list[Batch]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(
+        a.groups == b.groups
+        and torch.equal(a.positions, b.positions)
+        and a.tensors.keys() == b.tensors.keys()
+        and all(torch.equal(a[name], b[name]) for name in a.tensors)
+        for a, b in pairs
+    )
+
+
+def test_the_images_of_a_small_set_are_decoded_once(tree: Path) -> None:
+    dataset = CountedReads(tree, "train")
+    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host())
+    first = [batch.map(torch.clone) for batch in loader]
+    assert dataset.num_reads == len(dataset) == 11
+    assert equal(list(loader), first) and dataset.num_reads == 11
+    assert loader.whole_batch == 2
+
+
+def test_a_batch_that_was_changed_in_place_is_kept_as_it_was(tree: Path) -> None:
+    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
+    expected = [batch.map(torch.clone) for batch in loader]
+    for _ in range(2):
+        for batch, unchanged in zip(loader, expected, strict=True):
+            assert equal([batch], [unchanged])
+            for tensor in (*batch.tensors.values(), batch.positions):
+                tensor.zero_()  # as a loss or metric of the user may do
+
+
+def test_a_pass_that_was_broken_off_does_not_count(tree: Path) -> None:
+    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
+    expected = [
+        batch.map(torch.clone) for batch in EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
+    ]
+    next(iter(loader))
+    assert equal(list(loader), expected) and equal(list(loader), expected)
+
+
+def test_large_sets_and_sets_with_bad_images_are_decoded_every_time(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = CountedReads(tree, "train")
+    Path(dataset.path(5)).write_bytes(b"no image")
+    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), bad_samples=BadSamples(1))
+    passes = [[batch["indices"].tolist() for batch in loader] for _ in range(2)]
+    assert passes == [[[0, 1, 2, 3], [4, 6, 7], [8, 9, 10]]] * 2
+    monkeypatch.setattr(eval_loader, "MAX_PREPROCESSED_BYTES", 12 * 3 * 24 * 24)
+    dataset = CountedReads(tree, "val")
+    loader = EvalLoader(dataset, COLOR, 100, DataContext.on_host())
+    assert [len(list(loader)) for _ in range(2)] == [1, 1]
+    assert dataset.num_reads == 2 * len(dataset)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

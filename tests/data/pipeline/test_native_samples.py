@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
 SPEC, NATIVE = PreprocessConfig(size=32), AugmentConfig(decoder="native")
 MADE = {"b.jpg": True, "c.jpg": False, "d.png": False, "e.jpg": True, "f.jpg": True}  # c is progressive
-LARGE_BYTES = 5 * 2**20
+LARGE_BYTES = 17 * 2**20
 
 
 @pytest.fixture
@@ -130,6 +131,31 @@ def test_supported_files_are_read_by_the_compiled_decoder_only(
     pipeline = DecodePipeline(dataset, SPEC, NATIVE)
     monkeypatch.setattr(type(dataset), "__getitem__", None)  # whoever reads row by row fails
     assert rows_of(pipeline, good)["images"].any()
+
+
+@pytest.mark.parametrize("decode_threads", [2, 5])
+def test_threads_of_the_decoder_give_the_same_rows(mixed: FolderDataset, decode_threads: int) -> None:
+    indices = [i % len(mixed) for i in range(150)]
+    alone = rows_of(DecodePipeline(mixed, SPEC, NATIVE), indices)
+    pipeline = DecodePipeline(mixed, SPEC, NATIVE, decode_threads)
+    with ThreadPoolExecutor(4) as pool:
+        for together in pool.map(lambda _: rows_of(pipeline, indices), range(8)):
+            assert np.array_equal(together["images"], alone["images"])
+            assert np.array_equal(together["targets"], alone["targets"])
+
+
+def test_tasks_are_larger_where_the_decoder_has_threads_of_its_own(mixed: FolderDataset) -> None:
+    photographs = Subset(mixed, np.array([1, 2, 5, 7]))  # without the PNG files
+    assert DecodePipeline(photographs, SPEC, NATIVE, 2).min_rows_per_task == 64
+    few = [
+        DecodePipeline(photographs, SPEC, NATIVE),
+        DecodePipeline(photographs, SPEC, None, 2),
+        DecodePipeline(photographs, SPEC, AugmentConfig(decoder="pillow"), 2),
+        DecodePipeline(mixed, SPEC, NATIVE, 2),
+        DecodePipeline(CachedDataset(photographs, CacheBudget(0)), SPEC, NATIVE, 2),
+        DecodePipeline(Subset(mixed, np.array([1, 2, 8])), SPEC, NATIVE, 2),  # two of three are progressive
+    ]
+    assert [pipeline.min_rows_per_task for pipeline in few] == [4] * 6
 
 
 def test_datasets_without_files_or_in_memory_have_no_paths(mixed: FolderDataset) -> None:

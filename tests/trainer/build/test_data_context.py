@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ import reconv.data.stage_timing as stages_module
 from reconv.data.readers.digits import open_digits
 from reconv.data.stage_timing import StageTimes, record_stage, timed
 from reconv.device import open_device
-from reconv.errors import RecipeError, UsageError
+from reconv.errors import RecipeError, ResourceError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
 from reconv.logging.event_log import read_events
@@ -29,6 +30,7 @@ from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import check_worker_memory
 from reconv.trainer.build.data_context import (
     DataWaitLogger,
     choose_gpu_decode_fraction,
@@ -94,10 +96,42 @@ def test_auto_backend_uses_processes_without_the_native_decoder() -> None:
 
 
 def plan_of(
-    source: str = "folder", cores: int = 4, decoder: Decoder = "native", num_train: int = 10_000, **data: object
+    source: str = "folder",
+    cores: int = 4,
+    decoder: Decoder = "native",
+    num_train: int = 10_000,
+    num_val: int = 100,
+    fills_from_files: bool = False,
+    **data: object,
 ) -> tuple[Recipe, Plan]:
     recipe = Recipe(data=DataConfig.model_validate(data))
-    return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
+    facts = Facts(num_train, num_val, 10, source=source, cores=cores, decoder=decoder)
+    return recipe, make_plan(recipe, replace(facts, fills_from_files=fills_from_files))
+
+
+def test_processes_for_validation_images_must_fit_into_the_memory() -> None:
+    recipe, plan = plan_of(fills_from_files=True, num_val=10_000, num_workers=16)
+    assert (plan.backend, plan.eval_backend) == ("threads", "processes")
+    with pytest.raises(ResourceError, match="16 decoding processes"):
+        check_worker_memory(plan, recipe, 1, available_bytes=1_000_000_000)
+    check_worker_memory(plan, recipe, 1, available_bytes=100_000_000_000)
+    recipe, plan = plan_of(fills_from_files=True, num_workers=16)
+    check_worker_memory(plan, recipe, 1, available_bytes=1_000_000_000)
+
+
+def test_jpeg_files_are_decoded_by_threads_on_any_number_of_cores() -> None:
+    _, plan = plan_of(cores=16, fills_from_files=True)
+    assert (plan.backend, plan.eval_backend, plan.workers) == ("threads", "threads", 16)
+    assert not any("for validation images" in line for line in plan.lines)
+    _, plan = plan_of(cores=16, fills_from_files=True, num_val=10_000)
+    assert (plan.backend, plan.eval_backend) == ("threads", "processes")
+    assert any("processes for validation images" in line for line in plan.lines)
+    _, plan = plan_of(cores=4, fills_from_files=True, num_val=10_000)
+    assert (plan.backend, plan.eval_backend) == ("threads", "threads")
+    _, plan = plan_of(cores=16, fills_from_files=True, decoder="pillow")
+    assert (plan.backend, plan.eval_backend) == ("processes", "processes")
+    _, plan = plan_of(cores=16, fills_from_files=True, num_val=10_000, backend="threads")
+    assert (plan.backend, plan.eval_backend) == ("threads", "threads")
 
 
 def test_auto_backend_uses_threads_where_processes_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
