@@ -58,6 +58,10 @@ class CopyEvent(Protocol):
         """Whether the copy has finished."""
         ...
 
+    def wait(self) -> None:
+        """Let what is computed next on the device wait until it has; the host does not."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until it has."""
         ...

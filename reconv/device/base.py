@@ -39,7 +39,10 @@ class Device(Protocol):
         ...
 
     def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
-        """The batch on this device, and the event after which its host memory may be reused (None: at once)."""
+        """The batch on this device and its copy; None: it is finished.
+
+        What is computed with the batch must wait for the copy; its host memory may be reused when it has finished.
+        """
         ...
 
     def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:

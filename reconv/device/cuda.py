@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.device.pack_tensors import pack_tensors, unpack_tensors
 from reconv.errors import UsageError
 
 Result = TypeVar("Result")
 
+_MAX_PACKED_BYTES = 2**16  # of a tensor that is copied together with others
+_POSITIONS = "positions of the batch"  # beside the names of its tensors
 _MAX_PINNED_BYTES = 64 * 2**20  # of one tensor: larger ones are moved once, and pinned memory is never returned
 
 
@@ -92,18 +95,25 @@ class Cuda:
         return unpin
 
     def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
-        """Copy the batch on a stream of its own; the current stream waits for it."""
+        """Start to copy the batch on a stream of its own: what is computed with it must wait for the event.
+
+        Small tensors are copied together. A copy of each would take the host longer than a step of a small network.
+        """
         compute_stream, copied = torch.cuda.current_stream(self.torch), torch.cuda.Event()
+        tensors = {**batch.tensors, _POSITIONS: batch.positions}
+        small = {name: tensor for name, tensor in tensors.items() if _is_packed(tensor)}
         with torch.cuda.stream(self._copy_stream):
-            sent = batch.map(self._copy)
+            packed = pack_tensors(list(small.values())).pin_memory().to(self.torch, non_blocking=True)
+            sent = {name: self._copy(tensor) for name, tensor in tensors.items() if name not in small}
             copied.record(self._copy_stream)
-        compute_stream.wait_event(copied)
-        for tensor in (*sent.tensors.values(), sent.positions):
+        for tensor in (packed, *sent.values()):
             tensor.record_stream(compute_stream)  # else the allocator could reuse its memory while it is in use
-        return sent, copied
+        sent |= dict(zip(small, unpack_tensors(packed, list(small.values())), strict=True))
+        positions = sent.pop(_POSITIONS)
+        return Batch({name: sent[name] for name in batch.tensors}, positions, batch.groups), copied
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self.torch, non_blocking=True)
 
     def set_cudnn_benchmark(self, limit: int | None) -> None:
@@ -164,3 +174,8 @@ class Cuda:
 
     def describe(self) -> str:
         return f"{self.torch}, {torch.cuda.get_device_name(self.torch)}"
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor is copied to the device together with others."""
+    return not tensor.is_cuda and tensor.is_contiguous() and tensor.nbytes <= _MAX_PACKED_BYTES

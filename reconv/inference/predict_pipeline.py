@@ -171,6 +171,8 @@ class PredictPipeline:
             images, copied = torch.empty_like(decoded.crops), None
         else:  # positions are not used
             sent, copied = self.step.device.send(Batch({"images": batch.pixels}, torch.zeros(1), (len(outcomes),)))
+            if copied is not None:
+                copied.wait()
             images = sent["images"]
         if decoded is not None:
             assert self.gpu_reader is not None

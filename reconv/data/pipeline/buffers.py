@@ -38,7 +38,7 @@ class HostToDevice(Protocol):
         ...
 
     def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
-        """The batch on the device, ready for what is computed next there; None: the copy is finished."""
+        """The batch on the device and its copy, which what is computed there must wait for; None: it is finished."""
         ...
 
 

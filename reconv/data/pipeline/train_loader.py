@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Protocol
 
 import torch
 
-from reconv.batch import Batch
+from reconv.batch import Batch, CopyEvent
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples, replacements
 from reconv.data.pipeline.batch_assembler import BatchAssembler
@@ -61,6 +61,24 @@ def make_train_loader(
     return StreamedLoader(dataset, assembler, recipe, plan, context, bad_samples, make_pipeline)
 
 
+@dataclass(frozen=True, slots=True)
+class _SentBatches:
+    """The micro-batches of a step on the device, and the copies that may not have finished."""
+
+    micro_batches: tuple[Batch, ...]
+    copies: tuple[CopyEvent, ...]
+
+    @property
+    def is_copying(self) -> bool:
+        return len(self.copies) > 0
+
+    def ready(self) -> tuple[Batch, ...]:
+        """The micro-batches, for what is computed next on the device."""
+        for copy in self.copies:
+            copy.wait()
+        return self.micro_batches
+
+
 class StreamedLoader:
     """Reads, decodes and transforms samples step by step, some steps ahead."""
 
@@ -82,6 +100,7 @@ class StreamedLoader:
         self._in_order = recipe.data.shuffle_window is not None
         self._gpu_decode_fraction = plan.gpu_decode_fraction
         self._open_workers = partial(open_workers, plan.backend, plan.workers)
+        self._decode_threads = plan.workers if plan.backend == "threads" else 1
         self._make_pipeline = make_pipeline
         self._pipeline = lru_cache(maxsize=2)(self._make_sized_pipeline)  # prefetching may reach into the next size
 
@@ -89,7 +108,7 @@ class StreamedLoader:
         preprocess, augment = self._assembler.preprocess(size), self._assembler.augment
         if self._context.gpu_decoder is not None:
             return GpuDecodePipeline(self._dataset, preprocess, augment, self._gpu_decode_fraction)
-        return self._make_pipeline(self._dataset, preprocess, augment)
+        return self._make_pipeline(self._dataset, preprocess, augment, self._decode_threads)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         with read_ahead(self._dataset, range(start, stop), self._indices, self._in_order) as reached:
@@ -104,8 +123,23 @@ class StreamedLoader:
     def load(self, steps: Iterable[tuple[int, int]]) -> Iterator[tuple[Batch, ...]]:
         """The micro-batches of each (step, image size)."""
         with Prefetcher.open(self._dataset, self._context, self._open_workers, self._prefetch) as prefetcher:
+            sent: _SentBatches | None = None
             for pending in prefetcher.stream(steps, partial(self._start, prefetcher)):
-                yield self._finish(prefetcher, pending)
+                try:
+                    following = self._finish(prefetcher, pending)
+                except DataError:
+                    if sent is not None:
+                        yield sent.ready()  # the step before the bad one
+                    raise
+                if sent is not None:
+                    yield sent.ready()
+                    sent = None
+                if following.is_copying and not self._bad_samples.tolerated:
+                    sent = following  # while it is copied, the step before it is trained
+                else:
+                    yield following.ready()
+            if sent is not None:
+                yield sent.ready()
 
     def _start(self, prefetcher: Prefetcher, step_and_size: tuple[int, int]) -> PendingBatch:
         step, size = step_and_size
@@ -118,7 +152,8 @@ class StreamedLoader:
             self._context.gpu_decoder.start(pending, pipeline.resize)
         return pending
 
-    def _finish(self, prefetcher: Prefetcher, pending: PendingBatch) -> tuple[Batch, ...]:
+    def _finish(self, prefetcher: Prefetcher, pending: PendingBatch) -> _SentBatches:
+        """Wait until a batch is filled, and start to copy it to the device."""
         gpu_decoder = self._context.gpu_decoder
         positions, size = pending.positions, pending.rows["images"].shape[-1]
         if gpu_decoder is not None:
@@ -133,18 +168,21 @@ class StreamedLoader:
         tensors = pending.tensors() | self._assembler.device_params(positions, pending.indices, size)
         batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
         began_s = time.perf_counter()
-        micro_batches = []
+        micro_batches, copies = [], []
         for part in self._assembler.micro_batches(pending.step, positions, batch, size):
             sent, copy = self._context.to_device.send(part)
             prefetcher.buffers.hold_until_copied(pending.rows, copy)
             micro_batches.append(sent)
+            copies.append(copy)
         self._context.stage_times.add({"copy": time.perf_counter() - began_s})
-        if gpu_decoder is not None:
-            first = 0
-            for part in micro_batches:
-                gpu_decoder.place(pending, part["images"], first)
-                first += len(part)
-        return tuple(micro_batches)
+        batches = _SentBatches(tuple(micro_batches), tuple(copy for copy in copies if copy is not None))
+        if gpu_decoder is None:
+            return batches
+        first = 0
+        for part in batches.ready():
+            gpu_decoder.place(pending, part["images"], first)
+            first += len(part)
+        return _SentBatches(batches.micro_batches, ())
 
     def _replace_bad_samples(self, pending: PendingBatch) -> None:
         """Fill the row of each bad sample from a good one, with the parameters of the row's position.

@@ -20,6 +20,7 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import Column
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
+from reconv.errors import DataError
 from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -118,6 +119,9 @@ class _LateCopy:
             self.synchronize()
         return self._pair is None
 
+    def wait(self) -> None:
+        self.synchronize()
+
     def synchronize(self) -> None:
         if self._pair is not None:
             batch, sent = self._pair
@@ -138,6 +142,30 @@ def test_a_buffer_is_not_reused_before_its_copy_has_finished(tree: Path, workers
         copy.synchronize()
     for left, right in zip(expected, sent, strict=True):
         assert all(torch.equal(left[name], right[name]) for name in left.tensors)
+
+
+def test_a_batch_is_sent_while_the_one_before_it_is_used(tree: Path) -> None:
+    dataset, recipe, plan = setup(tree)
+    late = Late()
+    stream = make_train_loader(dataset, recipe, plan, DataContext(late)).steps(0, 3)
+    sent = []
+    for _ in stream:
+        sent.append(len(late.under_way))
+        assert late.under_way[len(sent) - 1].query()  # what is computed next may use it
+    assert sent == [2, 3, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_an_error_of_its_own_step(tree: Path, workers: int) -> None:
+    dataset, recipe, plan = setup(tree, workers)
+    loader = make_train_loader(dataset, recipe, plan, DataContext(Late()))
+    first, second = (set(step[0]["indices"].tolist()) for step in loader.steps(0, 2))
+    bad = (second - first).pop()
+    Path(dataset.path(bad)).write_bytes(b"no image")
+    stream = loader.steps(0, 2)
+    assert set(next(stream)[0]["indices"].tolist()) == first
+    with pytest.raises(DataError):
+        next(stream)
 
 
 def test_every_buffer_is_unpinned_at_the_end(tree: Path) -> None:
@@ -210,8 +238,8 @@ def test_buffers_of_the_old_size_are_released_when_the_size_changes(tree: Path) 
     late = Late()
     for number, step in enumerate(make_train_loader(dataset, recipe, plan, DataContext(late)).steps(0, 12)):
         assert step[0]["images"].shape[-1] == (24 if number < 4 else 16)
-        late.under_way[-1].synchronize()
-        late.under_way.clear()
+        while late.under_way:
+            late.under_way.pop().synchronize()
     del step
     gc.collect()
     assert late.pinned == 0
