@@ -48,7 +48,8 @@ def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> b
         top, left = (number // columns) * (tile_height + _GAP_PX), (number % columns) * (tile_width + _GAP_PX)
         sheet[top : top + tile_height, left : left + tile_width] = tile
     file = io.BytesIO()
-    Image.fromarray(sheet[:, :, 0] if channels == 1 else sheet).save(file, "PNG", optimize=True)
+    # Not optimize=True: of photographs it would take a second, while training waits.
+    Image.fromarray(sheet[:, :, 0] if channels == 1 else sheet).save(file, "PNG", compress_level=3)
     return file.getvalue()
 
 
