@@ -154,7 +154,7 @@ def run_training(
 ) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     with pause_gc():
-        from reconv.api import train as run_train
+        from reconv.trainer.python_api import train as run_train  # reconv.api imports all of inference
 
     console = "json" if args.json_file == STDOUT else "quiet" if args.quiet else "auto"
     result = run_train(

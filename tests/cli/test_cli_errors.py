@@ -245,3 +245,24 @@ def test_nothing_is_printed_at_exit_about_objects_of_bindings(package: str) -> N
     code = f"import {package}; from reconv.cli import main; main(['recipes', 'show', 'quickstart'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "" and "quickstart" in done.stdout
+
+
+def test_a_process_with_a_gpu_ends_executors_and_keeps_what_was_written(tmp_path: Path) -> None:
+    written = tmp_path / "log.csv"
+    code = f"""
+import atexit, sys
+from concurrent.futures import ThreadPoolExecutor
+import reconv.cli
+pool = ThreadPoolExecutor(1)
+pool.submit(print, "working").result()
+atexit.register(print, "exiting")
+file = open({str(written)!r}, "w")
+file.write("epoch 1")
+reconv.cli._has_cuda_context = lambda: True
+sys.argv = ["reconv", "recipes", "show", "no-such-recipe"]
+reconv.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert done.stdout.splitlines() == ["working", "exiting"]
+    assert written.read_text() == "epoch 1"
