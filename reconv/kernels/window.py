@@ -32,7 +32,11 @@ class PoolWindow:
 
 
 STEM_WINDOW = PoolWindow(3, 2, 1)
-STEM_WINDOWS = (STEM_WINDOW, PoolWindow(3, 2, "same"))  # of a stem's pool, which is fused with its norm
+STEM_WINDOWS = (  # of a stem's pool, which is fused with its norm: ResNet's, TensorFlow's, GoogLeNet's
+    STEM_WINDOW,
+    PoolWindow(3, 2, "same"),
+    PoolWindow(3, 2, 0, ceil=True),
+)
 STEM_KERNELS = (
     3,
     7,

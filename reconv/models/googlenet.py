@@ -182,9 +182,13 @@ class GoogLeNet(ReconvModel):
         if self.spec.transform_input:  # from ImageNet's mean and std to 0.5 and 0.5
             mean, std = x.new_tensor((0.485, 0.456, 0.406)), x.new_tensor((0.229, 0.224, 0.225))
             x = x * (std / 0.5).view(1, 3, 1, 1) + ((mean - 0.5) / 0.5).view(1, 3, 1, 1)
-        x = self.maxpool1(self.conv1(x))
-        stem: Tensor = self.maxpool2(self.conv3(self.conv2(x)))
-        return stem
+        x = self.conv_pool(self.conv1, self.maxpool1, x)
+        return self.conv_pool(self.conv3, self.maxpool2, self.conv2(x))
+
+    def conv_pool(self, layer: BasicConv2d, pool: nn.Module, x: Tensor) -> Tensor:
+        """pool(layer(x))"""
+        out: Tensor = pool(layer(x))
+        return out
 
     def _head(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(self.dropout(F.adaptive_avg_pool2d(x, 1).flatten(1)))

@@ -10,7 +10,7 @@ from torch import nn
 
 from reconv.kernels.fused_modules.fused_layers import FusedMaxPool2d, FusedSameMaxPool2d
 from reconv.kernels.jit.launch import trace_launches
-from reconv.kernels.max_pool.ops import max_pool, max_pool_inference
+from reconv.kernels.max_pool.ops import max_pool, max_pool_and_input, max_pool_inference
 from reconv.kernels.pointwise import ops as pointwise
 from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
@@ -46,6 +46,21 @@ def test_max_pool_equals_torchs(shape: tuple[int, ...], window: PoolWindow, dtyp
     y.backward(dy)
     expected.backward(dy)
     assert torch.equal(x.grad, plain.grad)
+
+
+@pytest.mark.parametrize(("shape", "window", "dtype"), alternate(CASES[:3], DTYPES), ids=str)
+def test_max_pool_adds_the_gradient_of_another_use(
+    shape: tuple[int, ...], window: PoolWindow, dtype: torch.dtype
+) -> None:
+    x = draw(shape, dtype, seed=1)
+    y, again = max_pool_and_input(x, window)
+    assert torch.equal(y, max_pool(x, window)) and again.data_ptr() == x.data_ptr()
+    dy, other = (draw(tuple(t.shape), torch.float32, seed=2).detach().round().to(dtype) for t in (y, x))
+    (pooled,) = torch.autograd.grad(max_pool(x, window), x, dy)
+    (both,) = torch.autograd.grad((y, again), x, (dy, other.contiguous()), retain_graph=True)
+    assert torch.equal(both, pooled + other)  # integers are summed exactly
+    assert torch.equal(torch.autograd.grad(y, x, dy, retain_graph=True)[0], pooled)
+    assert torch.equal(torch.autograd.grad(again, x, other)[0], other)
 
 
 def test_nan_is_propagated_and_minus_infinity_is_a_value() -> None:

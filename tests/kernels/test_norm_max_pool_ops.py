@@ -11,17 +11,25 @@ from torch import Tensor
 from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
 from reconv.kernels.window import STEM_WINDOWS, PoolWindow, same_padding
 
-SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]
+SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 2, 5), (2,))]
+ONE_ROW = ((2, 72, 1, 5), (2,))  # too small for a window without padding
 
 
 def plain_pool(x: Tensor, window: PoolWindow) -> Tensor:
     if window.pad != "same":
-        return F.max_pool2d(x, window.side, window.stride, window.pad)
+        return F.max_pool2d(x, window.side, window.stride, window.pad, ceil_mode=window.ceil)
     ends = [same_padding(side, window.side, window.stride) for side in (x.shape[3], x.shape[2])]
     return F.max_pool2d(F.pad(x, (*ends[0], *ends[1]), value=-torch.inf), window.side, window.stride)
 
 
-@pytest.mark.parametrize("case, uses, dtype, window", pairwise(SHAPES, [1, 2], DTYPES, STEM_WINDOWS), ids=str)
+@pytest.mark.parametrize(
+    "case, uses, dtype, window",
+    [
+        *pairwise(SHAPES, [1, 2], DTYPES, STEM_WINDOWS),
+        *((ONE_ROW, 1, torch.float32, window) for window in STEM_WINDOWS if window.pad != 0),
+    ],
+    ids=str,
+)
 def test_norm_relu_max_pool_equals_the_reference(case, uses, dtype, window) -> None:
     shape, groups = case
     x, of = draw(shape, dtype, 1), parameters(shape[1], 2)

@@ -27,6 +27,12 @@ def max_pool(x: Tensor, window: PoolWindow) -> Tensor:
     return output
 
 
+def max_pool_and_input(x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
+    """The max-pool of x, and x for one more use, whose gradient the pool's backward kernel adds to its own."""
+    output: tuple[Tensor, Tensor] = _MaxPoolAndInput.apply(x, window)  # type: ignore[no-untyped-call]
+    return output
+
+
 def supports(x: Tensor, window: PoolWindow) -> bool:
     """Whether the numbers of images and tiles fit into a launch grid."""
     images, channels, height, width = x.shape
@@ -60,23 +66,46 @@ def _padding_before(x: Tensor, window: PoolWindow) -> dict[str, int]:
 class _MaxPool(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: PoolWindow) -> Tensor:
-        images, channels, height, width = x.shape
-        out = (images, channels, window.out_side(height), window.out_side(width))
-        place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        ctx.sides = (height, width, out[2], out[3])
-        ctx.window, ctx.shape, ctx.before = window, x.shape, _padding_before(x, window)
-        ctx.save_for_backward(place)
-        return _forward(x, window, place)
+        return _forward_for_backward(ctx, x, window)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (place,) = ctx.saved_tensors
-        images, channels, height, width = ctx.shape
-        dy = dy.contiguous(memory_format=torch.channels_last)
-        dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        grid, across, known = _tiles(images, channels, height, width, ctx.window)
-        launch(device.gradient, grid, dy, place, dx, channels // 8, *ctx.sides, across, **known, **ctx.before)
-        return dx, None
+        return _backward(ctx, dy, None), None
+
+
+class _MaxPoolAndInput(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return _forward_for_backward(ctx, x, window), x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dx: Tensor | None) -> tuple[Tensor | None, None]:
+        return dx if dy is None else _backward(ctx, dy, dx), None
+
+
+def _forward_for_backward(ctx: Any, x: Tensor, window: PoolWindow) -> Tensor:
+    """The pooled values; what backward needs is saved."""
+    images, channels, height, width = x.shape
+    out = (images, channels, window.out_side(height), window.out_side(width))
+    place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
+    ctx.sides = (height, width, out[2], out[3])
+    ctx.window, ctx.shape, ctx.before = window, x.shape, _padding_before(x, window)
+    ctx.save_for_backward(place)
+    return _forward(x, window, place)
+
+
+def _backward(ctx: Any, dy: Tensor, other: Tensor | None) -> Tensor:
+    """The gradient of the input, plus the other gradient if there is one."""
+    (place,) = ctx.saved_tensors
+    images, channels, height, width = ctx.shape
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    grid, across, known = _tiles(images, channels, height, width, ctx.window)
+    known |= ctx.before | {"TWO_GRADS": int(other is not None)}
+    added = dx if other is None else other.contiguous(memory_format=torch.channels_last)
+    launch(device.gradient, grid, dy, place, added, dx, channels // 8, *ctx.sides, across, **known)
+    return dx
 
 
 def _tiles(

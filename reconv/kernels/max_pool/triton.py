@@ -51,11 +51,14 @@ def pool(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
-    dy, place, dx, eighths, height, width, out_height, out_width, tiles_across,
+    dy, place, other, dx, eighths, height, width, out_height, out_width, tiles_across,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, TWO_GRADS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of input pixels gathers the gradients of the windows whose maximum it is."""
+    """A tile of input pixels gathers the gradients of the windows whose maximum it is.
+
+    If `TWO_GRADS`, the gradient of another use of the input is added.
+    """
     channels = eighths * 8
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
@@ -63,7 +66,12 @@ def gradient(
     pixel = tl.arange(0, TALL * WIDE)
     line = tile // tiles_across * TALL + pixel // WIDE
     column = tile % tiles_across * WIDE + pixel % WIDE
-    total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
+    own = ((line < height) & (column < width))[:, None] & exists[None, :]
+    own_at = ((image * height + line) * width + column)[:, None] * channels + channel[None, :]
+    if TWO_GRADS:
+        total = tl.load(other + own_at, mask=own, other=0.0).to(tl.float32)
+    else:
+        total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
     for tap in tl.static_range(KERNEL * KERNEL):
         v = line + ABOVE - tap // KERNEL
         h = column + LEFT - tap % KERNEL
@@ -74,7 +82,6 @@ def gradient(
         mask = inside[:, None] & exists[None, :]
         at = ((image * out_height + v) * out_width + h)[:, None] * channels + channel[None, :]
         won = tl.load(place + at, mask=mask, other=255) == tap
-        total += tl.load(dy + at, mask=mask & won, other=0.0).to(tl.float32)
-    mask = ((line < height) & (column < width))[:, None] & exists[None, :]
-    at = ((image * height + line) * width + column)[:, None] * channels + channel[None, :]
-    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=mask)
+        value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)  # masked by `won` it would not be a vector load
+        total += tl.where(won, value, 0.0)
+    tl.store(dx + own_at, total.to(dx.dtype.element_ty), mask=own)
