@@ -101,6 +101,8 @@ class _MetaOps(TorchFunctionMode):
             return _MetaMatmul.apply(args[0], None, _padded_shape(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
         if func is torch.cat:
             return _MetaCat.apply(args[1] if len(args) > 1 else kwargs.get("dim", 0), *args[0])  # type: ignore[no-untyped-call]
+        if func is torch.ops.aten.convolution_backward:
+            return tuple(_empty_like(x) if wanted else None for x, wanted in zip(args[1:4], args[-1], strict=True))
         if func is torch.empty_like:
             return _empty_like(*args, **kwargs)
         return func(*args, **kwargs)

@@ -62,16 +62,26 @@ class NormInput:
         return self.x, self.stats, self.weight, self.bias
 
 
-def batch_norm_act(x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
-    """act(norm(x)), and mean, unbiased variance and 1 / std [groups, 3, channels]."""
+def batch_norm_act(
+    x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation, stats: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """act(norm(x)), and mean, unbiased variance and 1 / std [groups, 3, channels].
+
+    `stats` are these statistics, where the operation before the norm computed them.
+    """
     output: tuple[Tensor, Tensor] = _BatchNormAct.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, norm, groups, act
+        x, norm.weight, norm.bias, norm, groups, act, stats
     )
     return output
 
 
 def batch_norm_add_act(
-    x: Tensor, norm: NormParams, identity: Tensor, groups: Sequence[int], act: Activation
+    x: Tensor,
+    norm: NormParams,
+    identity: Tensor,
+    groups: Sequence[int],
+    act: Activation,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """act(norm(x) + identity), twice, and the statistics of x.
 
@@ -79,28 +89,43 @@ def batch_norm_add_act(
     kernel adds them as it reads them.
     """
     output: tuple[Tensor, ...] = _BatchNormAddAct.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, identity, norm, groups, act
+        x, norm.weight, norm.bias, identity, norm, groups, act, stats
     )
     return output
 
 
 def batch_norm_add_norm_act(
-    x: Tensor, norm: NormParams, other: Tensor, other_norm: NormParams, groups: Sequence[int], act: Activation
+    x: Tensor,
+    norm: NormParams,
+    other: Tensor,
+    other_norm: NormParams,
+    groups: Sequence[int],
+    act: Activation,
+    stats: Tensor | None = None,
+    other_stats: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """act(norm(x) + other_norm(other)), twice, and the statistics of both."""
     output: tuple[Tensor, ...] = _BatchNormAddNormAct.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act
-    )
+        x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act, stats,
+        other_stats,
+    )  # fmt: skip
     return output
 
 
 class _BatchNormAct(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, groups: Sequence[int], act: Activation
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm: NormParams,
+        groups: Sequence[int],
+        act: Activation,
+        stats: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
         ctx.save_for_backward(*operand.tensors())
         ctx.rows, ctx.act = rows, act
         ctx.mark_non_differentiable(operand.stats)
@@ -113,7 +138,7 @@ class _BatchNormAct(Function):
         gradient = dy.contiguous(memory_format=torch.channels_last)
         sums = gradient_sums(gradient, None, operand, None, None, None, ctx.rows, ctx.act)
         dx, _other = input_gradients(gradient, operand, None, sums, ctx.rows, ctx.act)
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None, None
 
 
 class _BatchNormAddAct(Function):
@@ -127,9 +152,10 @@ class _BatchNormAddAct(Function):
         norm: NormParams,
         groups: Sequence[int],
         act: Activation,
+        stats: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
         bits = empty_relu_mask(rows, x.device, act)
         y = write_output(operand, identity, bits, rows, act)
         ctx.save_for_backward(*operand.tensors(), bits)
@@ -147,7 +173,7 @@ class _BatchNormAddAct(Function):
         sums = gradient_sums(gradient, gradient2, operand, None, bits, dz, ctx.rows, ctx.act)
         dz = gradient if dz is None else dz
         dx, _other = input_gradients(dz, operand, None, sums, ctx.rows, "none")
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), dz, None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), dz, *([None] * 4)
 
 
 class _BatchNormAddNormAct(Function):
@@ -164,10 +190,14 @@ class _BatchNormAddNormAct(Function):
         other_norm: NormParams,
         groups: Sequence[int],
         act: Activation,
+        stats: Tensor | None,
+        other_stats: Tensor | None,
     ) -> tuple[Tensor, ...]:
         rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
-        other = NormInput(other_x, statistics(other_x, other_norm, rows), other_weight, other_bias)
+        stats = statistics(x, norm, rows) if stats is None else stats
+        other_stats = statistics(other_x, other_norm, rows) if other_stats is None else other_stats
+        operand = NormInput(x, stats, weight, bias)
+        other = NormInput(other_x, other_stats, other_weight, other_bias)
         bits = empty_relu_mask(rows, x.device, act)
         y = write_output(operand, other, bits, rows, act)
         ctx.save_for_backward(*operand.tensors(), *other.tensors(), bits)
@@ -187,7 +217,7 @@ class _BatchNormAddNormAct(Function):
         dbias = sum_groups(sums[0], operand.bias)
         dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
         dweight, dother_weight = sum_groups(sums[1], operand.weight), sum_groups(sums[2], other.weight)
-        return dx, dweight, dbias, dother, dother_weight, dother_bias, None, None, None, None
+        return dx, dweight, dbias, dother, dother_weight, dother_bias, *([None] * 6)
 
 
 def output_gradients(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -129,6 +129,24 @@ def store_partial(partials, place, num_sums, channels, channel, exists, value):
 
 
 @triton.jit
+def store_statistics(
+    result, running_var, partials, shift, num_values, channels, channel, exists, eps, BLOCK: tl.constexpr
+):
+    """Store mean, unbiased variance and 1 / std of this group from partial sums of x - shift and of its squares."""
+    count = num_values.to(tl.float32)
+    mean = merged_sum(partials, 0, 2, channels, channel, exists, BLOCK) / count
+    variance = merged_sum(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
+    variance = tl.where(variance < 0.0, 0.0, variance)  # not tl.maximum, which would hide NaN
+    unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
+    if num_values == 1:  # no variance: keep the running one
+        unbiased = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
+    out = result + tl.program_id(2) * STATISTICS * channels + channel
+    tl.store(out + MEAN * channels, shift + mean, mask=exists)
+    tl.store(out + VARIANCE * channels, unbiased, mask=exists)
+    tl.store(out + RSTD * channels, 1.0 / tl.sqrt(variance + eps), mask=exists)
+
+
+@triton.jit
 def _bits_at(tile, tiles, channels, channel, LANES: tl.constexpr):
     """Offsets of a tile's mask bytes [program id 2, tile, lane, channel], one bit per row of a thread."""
     lane = (tl.program_id(2) * tiles + tile) * LANES + tl.arange(0, LANES)
@@ -191,17 +209,7 @@ def statistics(
     store_partial(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
     store_partial(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
     if is_last(counters):
-        count = (end - start).to(tl.float32)
-        mean = merged_sum(partials, 0, 2, channels, channel, exists, BLOCK) / count
-        variance = merged_sum(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
-        variance = tl.where(variance < 0.0, 0.0, variance)  # not tl.maximum, which would hide NaN
-        unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
-        if end - start == 1:  # no variance: keep the running one
-            unbiased = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
-        out = result + tl.program_id(2) * STATISTICS * channels + channel
-        tl.store(out + MEAN * channels, shift + mean, mask=exists)
-        tl.store(out + VARIANCE * channels, unbiased, mask=exists)
-        tl.store(out + RSTD * channels, 1.0 / tl.sqrt(variance + eps), mask=exists)
+        store_statistics(result, running_var, partials, shift, end - start, channels, channel, exists, eps, BLOCK)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

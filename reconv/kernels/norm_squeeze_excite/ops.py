@@ -49,10 +49,15 @@ def batch_norm_act_squeeze_excite(
 
 
 def batch_norm_squeeze_excite_add_relu(
-    x: Tensor, norm: NormParams, other: Tensor, groups: Sequence[int], gate_fn: GateFunction
+    x: Tensor,
+    norm: NormParams,
+    other: Tensor,
+    groups: Sequence[int],
+    gate_fn: GateFunction,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """relu(norm(x) * gate + other), twice (see `batch_norm_add_act`), and the statistics of x."""
-    (first, second), stats = _norm_gate(x, norm, groups, "none", gate_fn, other)
+    """relu(norm(x) * gate + other), twice (see `batch_norm_add_act`), and the statistics of x, which may be given."""
+    (first, second), stats = _norm_gate(x, norm, groups, "none", gate_fn, other, stats)
     return first, second, stats
 
 
@@ -67,11 +72,19 @@ class _SharedState:
 
 
 def _norm_gate(
-    x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation, gate_fn: GateFunction, other: Tensor | None
+    x: Tensor,
+    norm: NormParams,
+    groups: Sequence[int],
+    act: Activation,
+    gate_fn: GateFunction,
+    other: Tensor | None,
+    stats: Tensor | None = None,
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     # The gradient of `x_alias` is the gated activation's, not yet multiplied by the gate: nothing else may use it.
     shared = _SharedState(_image_rows(x, groups), act)
-    x_alias, means, stats = _Squeeze.apply(x, norm.weight, norm.bias, norm, shared)  # type: ignore[no-untyped-call]
+    x_alias, means, stats = _Squeeze.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, norm, shared, stats
+    )
     gate = gate_fn(means).to(x.dtype)
     outputs: tuple[Tensor, ...] = _Excite.apply(  # type: ignore[no-untyped-call]
         x_alias, stats, norm.weight.detach(), norm.bias.detach(), gate, other, shared
@@ -82,10 +95,16 @@ def _norm_gate(
 class _Squeeze(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, shared: _SharedState
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm: NormParams,
+        shared: _SharedState,
+        stats: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         images = shared.images
-        operand = NormInput(x, statistics(x, norm, images.rows), weight, bias)
+        operand = NormInput(x, statistics(x, norm, images.rows) if stats is None else stats, weight, bias)
         means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
         slopes = torch.empty(2, *x.shape[:2], dtype=torch.float32, device=x.device)
         config = images.reduce_config(False)
@@ -119,7 +138,7 @@ class _Squeeze(Function):
             device.gradient, images.grid(config), dz, *operand.tensors(), gate, dmeans, sums, dx, *images.counts(),
             rows.num_groups, ACT=ACTIVATION_IDS[shared.act], **images.tile(config),
         )  # fmt: skip
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
 
 
 class _Excite(Function):
