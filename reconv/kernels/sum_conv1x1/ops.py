@@ -1,0 +1,230 @@
+"""A residual sum with ReLU and the 1x1 convolution that reads it, as one operation.
+
+Forward is that of the separate operations. Backward computes the convolution's input gradient inside the kernel that
+reduces the gradient sums of the norm, so that it is neither written nor read: two passes fewer over the block's output.
+All of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.batch_norm import ops as batch_norm
+from reconv.kernels.batch_norm.ops import (
+    NormInput,
+    NormParams,
+    empty_relu_mask,
+    input_gradients,
+    row_counts,
+    statistics,
+    sum_groups,
+    write_output,
+)
+from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
+from reconv.kernels.conv1x1_statistics import ops as conv1x1
+from reconv.kernels.dispatch import CHANNEL_MULTIPLE
+from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.sum_conv1x1 import triton as device
+
+MAX_OUTPUTS = 256  # of the convolution: with 512 separate kernels are as fast on an H200, its tiles are read so often
+_MIN_TILE = 16  # of tensor cores
+_LANES = 16  # rows of a tile of the ReLU mask that are in different bytes
+_MASK_BLOCK = 64  # channels of such a tile
+_ADD, _ADD_NORM = 1, 2  # as in batch_norm/triton.py
+_NO_GRADIENTS = (None,) * 6  # of arguments that are not tensors, and of statistics
+
+
+@dataclass(frozen=True, slots=True)
+class SumConvTile:
+    """Rows and channels of a tile, warps, pipeline stages of the product, programs per SM, and a register limit."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+    registers: int | None = None  # limit per thread
+
+
+# By the number of outputs of the convolution, rounded up to a power of two, and the number of norms in the sum.
+# Measured on an H200 over the layers of ResNet-50 and ResNeXt-101 (docs/results/gpu-kernels.md).
+CONFIGS = {
+    (64, 1): SumConvTile(64, 64, 4, 3, 3),
+    (64, 2): SumConvTile(128, 64, 4, 2, 2),
+    (128, 1): SumConvTile(64, 128, 8, 3, 2, 128),
+    (128, 2): SumConvTile(64, 64, 4, 3, 3),
+    (256, 1): SumConvTile(64, 128, 8, 1, 2, 128),
+    (256, 2): SumConvTile(64, 64, 4, 2, 2),
+    (512, 1): SumConvTile(64, 128, 8, 1, 1),
+    (512, 2): SumConvTile(64, 128, 8, 1, 1),
+}
+_MIN_CONFIG = 64  # outputs
+
+
+def supports(x: Tensor, filters: Tensor) -> bool:
+    """Whether x and weight [out, channels, 1, 1] are supported, and few enough outputs for a gain."""
+    if x.dtype not in (torch.bfloat16, torch.float16) or tuple(filters.shape[1:]) != (x.shape[1], 1, 1):
+        return False
+    rows, config = channel_rows(x, (len(x),)), batch_norm.CONFIGS["sum"]
+    has_mask_layout = (rows.block, rows.lanes(config)) == (_MASK_BLOCK, _LANES)
+    outputs = len(filters)
+    return has_mask_layout and outputs % CHANNEL_MULTIPLE == 0 and outputs <= min(MAX_OUTPUTS, x.shape[1])
+
+
+def batch_norm_add_relu_conv1x1(
+    x: Tensor,
+    norm: NormParams,
+    other: Tensor,
+    other_norm: NormParams | None,
+    filters: Tensor,
+    groups: Sequence[int],
+    next_norm: NormParams | None = None,
+    stats: Tensor | None = None,
+    other_stats: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The 1x1 convolution of y = relu(norm(x) + other), y for a second use, and the statistics of x, other and the
+    convolution's output.
+
+    With `other_norm`, y = relu(norm(x) + other_norm(other)). `stats` and `other_stats` are statistics that are known;
+    those of the output are computed for `next_norm`, where the convolution's kernel does it.
+    """
+    other_params = (None, None) if other_norm is None else (other_norm.weight, other_norm.bias)
+    output: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+    output = _SumConv1x1.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, other, *other_params, filters, norm, other_norm, groups, next_norm, stats,
+        other_stats,
+    )  # fmt: skip
+    return output
+
+
+class _SumConv1x1(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        other_x: Tensor,
+        other_weight: Tensor | None,
+        other_bias: Tensor | None,
+        filters: Tensor,
+        norm: NormParams,
+        other_norm: NormParams | None,
+        groups: Sequence[int],
+        next_norm: NormParams | None,
+        stats: Tensor | None,
+        other_stats: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        rows = channel_rows(x, groups)
+        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
+        other = None
+        if other_norm is not None:
+            assert other_weight is not None and other_bias is not None
+            other_stats = statistics(other_x, other_norm, rows) if other_stats is None else other_stats
+            other = NormInput(other_x, other_stats, other_weight, other_bias)
+        bits = empty_relu_mask(rows, x.device, "relu")
+        y = write_output(operand, other_x if other is None else other, bits, rows, "relu")
+        ctx.save_for_backward(y, filters, bits, *operand.tensors(), *(() if other is None else other.tensors()))
+        ctx.rows = rows
+        out, out_stats = _conv_output(y, filters, next_norm, groups)
+        known = (operand.stats, None if other is None else other.stats, out_stats)
+        ctx.mark_non_differentiable(*(t for t in known if t is not None))
+        ctx.set_materialize_grads(False)
+        return out, y, *known
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, second: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        y, filters, bits, *saved = ctx.saved_tensors
+        operand, other = NormInput(*saved[:4]), NormInput(*saved[4:]) if saved[4:] else None
+        dy, second = (None if g is None else g.contiguous(memory_format=torch.channels_last) for g in (dy, second))
+        dz = torch.empty_like(operand.x)
+        is_fused = dy is not None and second is not None
+        dmain, dfilters = conv_gradients(dy, y, filters, (not is_fused, ctx.needs_input_grad[6]))
+        if dy is not None and second is not None:
+            sums = gradient_sums(dy, filters, second, operand, other, bits, dz, ctx.rows)
+        else:
+            only = second if dmain is None else dmain.contiguous(memory_format=torch.channels_last)
+            assert only is not None
+            sums = batch_norm.gradient_sums(only, None, operand, other, bits, dz, ctx.rows, "relu")
+        dx, dother = input_gradients(dz, operand, other, sums, ctx.rows, "none")
+        own = dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
+        if other is None:
+            return *own, dz, None, None, dfilters, *_NO_GRADIENTS
+        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
+        return *own, dother, sum_groups(sums[2], other.weight), dother_bias, dfilters, *_NO_GRADIENTS
+
+
+def _conv_output(
+    y: Tensor, filters: Tensor, norm: NormParams | None, groups: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """The 1x1 convolution of y, and its statistics for a norm where one kernel computes both."""
+    config = conv1x1.tile_config(y.shape[1], len(filters))
+    if norm is None or config is None or not conv1x1.supports(y, filters):
+        return F.conv2d(y, filters), None
+    return conv1x1.conv_output(y, filters.contiguous(), norm, groups, config)
+
+
+def conv_gradients(
+    dy: Tensor | None, y: Tensor, filters: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the convolution's input and weight, as far as they are wanted."""
+    if dy is None or not any(wanted):
+        return None, None
+    found: tuple[Tensor | None, Tensor | None, None] = torch.ops.aten.convolution_backward(
+        dy, y, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False]
+    )
+    return found[:2]
+
+
+def gradient_sums(
+    dy: Tensor,
+    filters: Tensor,
+    gradient2: Tensor,
+    operand: NormInput,
+    other: NormInput | None,
+    bits: Tensor,
+    dz: Tensor,
+    rows: ChannelRows,
+    config: SumConvTile | None = None,
+) -> Tensor:
+    """Sums of dz, dz * xhat and dz * xhat of the other operand [3, groups, channels]; also writes dz.
+
+    `dy` is the gradient of the convolution's output, `gradient2` that of the second use of its input.
+    """
+    config = config or CONFIGS[max(_MIN_CONFIG, _padded(len(filters))), 1 if other is None else 2]
+    grid = _grid(rows, config)
+    sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=dy.device)
+    partials = torch.empty(grid[1] * grid[2] * 3 * rows.channels, dtype=torch.float32, device=dy.device)
+    x, stats = (operand if other is None else other).tensors()[:2]
+    limit = {} if config.registers is None else {"maxnreg": config.registers}
+    launch(
+        device.gradient_sums, grid,
+        dy, filters.contiguous(), gradient2, *operand.tensors()[:2], x, stats, bits, dz, sums, partials,
+        counters(grid[0] * grid[2], dy.device), *row_counts(rows), rows.num_tiles(batch_norm.CONFIGS["sum"]),
+        len(filters) // 8,
+        RESIDUAL=_ADD if other is None else _ADD_NORM, ROWS=config.rows, BLOCK=config.block,
+        OUT=_padded(len(filters)), LANES=_LANES, num_warps=config.warps, num_stages=config.stages, **limit,
+    )  # fmt: skip
+    return sums
+
+
+def _padded(outputs: int) -> int:
+    """The outputs of a tile: a power of two, as tensor cores need."""
+    return max(_MIN_TILE, 1 << (outputs - 1).bit_length())
+
+
+def _grid(rows: ChannelRows, config: SumConvTile) -> tuple[int, int, int]:
+    """Blocks of channels, splits of the rows with nearly equal numbers of tiles, groups."""
+    num_blocks = -(-rows.channels // config.block)
+    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
+    tiles = -(-max(rows.group_rows, last) // config.rows)
+    wanted = max(1, config.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
+    tiles_each = -(-tiles // min(wanted, tiles))
+    return num_blocks, min(-(-tiles // tiles_each), MAX_GRID_YZ), rows.num_groups
