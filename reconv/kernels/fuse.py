@@ -18,6 +18,7 @@ from reconv.kernels.fused_modules.fused_blocks import (
     FusedBottleneck,
     FusedConvNormAct,
     FusedEfficientNet,
+    FusedGoogLeNet,
     FusedInception,
     FusedInvertedResidual,
     FusedMBConv,
@@ -66,9 +67,10 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     EfficientNet: FusedEfficientNet,
     BasicConv2d: FusedBasicConv2d,
     Inception: FusedInception,
+    GoogLeNet: FusedGoogLeNet,
 }
 # Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
-_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2, GoogLeNet)
+_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2)
 _MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks: larger ones were not tested
 
 

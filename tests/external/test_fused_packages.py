@@ -32,13 +32,32 @@ NUM_SAMPLES, SIDE = 4, 32
 # EfficientNet-B0 are those of our own networks.
 LAUNCHES = {
     "timm:resnet50": {"batch_norm": 198, "norm_max_pool": 2, "stem": 1},
-    "torchvision:mobilenet_v2": {"batch_norm": 178, "norm_conv1x1": 30, "depthwise": 4, "stem": 1},
-    "torchvision:efficientnet_b0": {"batch_norm": 148, "norm_squeeze_excite": 80, "depthwise": 4, "stem": 1},
-    "timm:efficientnet_b0": {"batch_norm": 148, "norm_squeeze_excite": 80, "depthwise": 4, "stem": 1},
+    "torchvision:mobilenet_v2": {
+        "batch_norm": 138,
+        "conv1x1_norm_act": 50,
+        "norm_conv1x1": 30,
+        "depthwise": 4,
+        "stem": 1,
+    },
+    "torchvision:efficientnet_b0": {
+        "batch_norm": 128,
+        "conv1x1_norm_act": 25,
+        "norm_squeeze_excite": 80,
+        "depthwise": 4,
+        "stem": 1,
+    },
+    "timm:efficientnet_b0": {
+        "batch_norm": 128,
+        "conv1x1_norm_act": 25,
+        "norm_squeeze_excite": 80,
+        "depthwise": 4,
+        "stem": 1,
+    },
     "torchvision:resnet50": {"batch_norm": 200, "max_pool": 2, "stem": 1},
-    "torchvision:regnet_y_400mf": {"batch_norm": 152, "norm_squeeze_excite": 80, "stem": 1},
+    "torchvision:regnet_y_400mf": {"batch_norm": 148, "conv1x1_norm_act": 5, "norm_squeeze_excite": 80, "stem": 1},
     "torchvision:mobilenet_v3_large": {
-        "batch_norm": 151,
+        "batch_norm": 127,
+        "conv1x1_norm_act": 30,
         "norm_conv1x1": 9,
         "norm_squeeze_excite": 40,
         "depthwise": 4,

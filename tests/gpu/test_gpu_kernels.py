@@ -1,6 +1,6 @@
 """On a GPU, the fused kernels of training equal plain operations in float64, forward and backward.
 
-Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, SE-ResNeXt and SSD, and some that fill no tile.
+Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, GoogLeNet, SE-ResNeXt and SSD, and some that fill no tile.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
+from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.max_pool import ops as max_pool
+from reconv.kernels.norm_concat import ops as concat
 from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 from reconv.kernels.norm_max_pool import ops as pool
 from reconv.kernels.norm_squeeze_excite import ops as gated
@@ -37,6 +40,7 @@ from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.kernels.softmax_topk.ops import softmax_topk
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
+from reconv.kernels.sum_conv1x1 import ops as sum_conv
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 from reconv.tasks.detection import MatchConfig, ssd_losses
@@ -55,6 +59,16 @@ DEPTHWISE = (
     (72, 13, 3),
 )  # channels, side, kernel
 PROJECTIONS = ((32, 16, 112), (96, 24, 56), (144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (72, 40, 13))
+INCEPTION = (  # side, widths of the narrow convolutions, and of the other branches
+    (28, (64, 96, 16), (128, 32, 32)), (14, (160, 112, 24), (224, 64, 64)), (7, (384, 192, 48), (384, 128, 128)),
+    (13, (8, 72, 24), (40, 8, 16)),
+)  # fmt: skip
+CONV1X1 = (  # inputs, outputs, side
+    (16, 96, 112), (24, 144, 56), (40, 240, 28), (64, 256, 56), (96, 576, 14), (128, 512, 28), (160, 960, 7),
+    (256, 64, 56), (256, 1024, 14), (480, 80, 14), (512, 128, 28), (72, 40, 13),
+)  # fmt: skip
+SUM_CONVS = ((256, 64, 56), (256, 128, 56), (512, 128, 28), (512, 256, 28), (1024, 256, 14), (184, 72, 13))
+EXPANSIONS = ((16, 96, 112), (24, 144, 56), (32, 192, 28), (40, 240, 28), (64, 384, 14), (8, 24, 13), (56, 136, 13))
 SQUEEZE_EXCITE = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7))
 NORM_SQUEEZE_EXCITE = ((32, 112), (96, 56), (240, 28), (256, 56), (672, 14), (1152, 7), (2048, 7))
 
@@ -91,6 +105,9 @@ def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dt
     elif form == "pool_same":
         y64 = SameMaxPool2d(3, 2)(F.relu(z))
         outputs = list(pool.batch_norm_relu_max_pool(x, of, groups, PoolWindow(3, 2, "same"))[:2])
+    elif form == "pool_ceil":
+        y64 = F.max_pool2d(F.relu(z), 3, 2, ceil_mode=True)
+        outputs = list(pool.batch_norm_relu_max_pool(x, of, groups, PoolWindow(3, 2, 0, ceil=True))[:2])
     elif form == "join":
         leaves.append(other.requires_grad_())
         leaves64.append(other64)
@@ -115,13 +132,65 @@ def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dt
 
 @all_dtypes
 @pytest.mark.parametrize(
-    "form", ["none", "relu", "relu6", "silu", "hardswish", "join", "join_norms", "pool", "pool_same"]
+    "form", ["none", "relu", "relu6", "silu", "hardswish", "join", "join_norms", "pool", "pool_same", "pool_ceil"]
 )
 def test_batch_norm(form: str, dtype: torch.dtype) -> None:
     for channels, side in NORM_SHAPES:
         for groups in GROUPS:
             errors = norm_errors(form, channels, side, groups, dtype)
             assert max(errors.values()) <= TOLERANCES[dtype], (channels, side, groups, errors)
+
+
+@half_dtypes
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_sum_and_conv1x1_equal_separate_kernels(has_norm: bool, dtype: torch.dtype) -> None:
+    """Filters and gradients are small integers, so that products have the same bits in any order."""
+    for channels, outputs, side in SUM_CONVS:
+        for groups in GROUPS:
+            shape = (sum(groups), channels, side, side)
+            x, other, second = (random_tensor(*shape, dtype=dtype) for _ in range(3))
+            filters = random_tensor(outputs, channels, 1, 1, dtype=dtype).round()
+            dy = random_tensor(shape[0], outputs, side, side, dtype=dtype).round()
+            of, other_of = random_norm(channels), random_norm(channels)
+            leaves = [x, of.weight, of.bias, other, filters, *([other_of.weight, other_of.bias] if has_norm else [])]
+            for leaf in leaves:
+                leaf.requires_grad_()
+            fused = sum_conv.batch_norm_add_relu_conv1x1(x, of, other, other_of if has_norm else None, filters, groups)
+            found = torch.autograd.grad(fused[:2], leaves, [dy, second])
+            if has_norm:
+                main, again, *_ = norm.batch_norm_add_norm_act(x, of, other, other_of, groups, "relu")
+            else:
+                main, again, *_ = norm.batch_norm_add_act(x, of, other, groups, "relu")
+            expected = torch.autograd.grad([F.conv2d(main, filters), again], leaves, [dy, second])
+            errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+            assert max(errors) <= TOLERANCES[dtype] / 4, (channels, outputs, side, groups, errors)
+            assert has_norm or torch.equal(found[3], expected[3]), (channels, outputs, side, groups)
+
+
+@all_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_norm_and_concat(groups: tuple[int, ...], dtype: torch.dtype) -> None:
+    for side, widths, added in INCEPTION:
+        inputs = [random_tensor(sum(groups), c, side, side, dtype=dtype) for c in (sum(widths), *added)]
+        norms = [random_norm(channels) for channels in (*widths, *added)]
+        inputs64 = [in_float64(x) for x in inputs]
+        parts = (*inputs64[0].split(widths, 1), *inputs64[1:])
+        found = [batch_norm64(x, of, groups) for x, of in zip(parts, norms, strict=True)]
+        first, *narrow = (z for z, _ in found[:3])
+        exact = [torch.cat([first, *(z for z, _ in found[3:])], 1), *narrow]
+        y, *others, _ = concat.batch_norm_relu_split(
+            inputs[0].requires_grad_(), norms[:3], groups, widths[0] + sum(added)
+        )
+        added_inputs = [x.requires_grad_() for x in inputs[1:]]
+        y, _ = concat.batch_norm_relu_concat(y, added_inputs, norms[3:], groups)
+        dys = [torch.randn_like(t) * far_from_kinks(z) for t, z in zip((y, *others), exact, strict=True)]
+        torch.autograd.backward((y, *others), dys)
+        torch.autograd.backward([F.relu(z) for z in exact], [dy.double() for dy in dys])
+        errors = [relative_error(t, F.relu(z)) for t, z in zip((y, *others), exact, strict=True)]
+        errors += [relative_error(a.grad, b.grad) for a, b in zip(inputs, inputs64, strict=True)]
+        for of, (_, (weight, bias)) in zip(norms, found, strict=True):
+            errors += [relative_error(of.weight.grad, weight.grad), relative_error(of.bias.grad, bias.grad)]
+        assert max(errors) <= TOLERANCES[dtype], (side, widths, added, errors)
 
 
 @all_dtypes
@@ -180,6 +249,42 @@ def test_norm_and_conv1x1(groups: tuple[int, ...], act: reference.Activation, dt
         assert error <= TOLERANCES[dtype], (channels, outputs, side)
 
 
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS)
+def test_conv1x1_with_the_statistics_of_its_output(groups: tuple[int, ...], dtype: torch.dtype) -> None:
+    for inputs, outputs, side in CONV1X1:
+        of, x = random_norm(outputs), random_tensor(sum(groups), inputs, side, side, dtype=dtype) + 0.5
+        filters = random_tensor(outputs, inputs, 1, 1, dtype=dtype)
+        error = worst_error([x, filters], lambda x, w, of=of: conv1x1_statistics(x, w, of, groups)[0], F.conv2d)
+        assert error <= TOLERANCES[dtype], (inputs, outputs, side)
+        y, stats = conv1x1_statistics(x, filters, of, groups)
+        parts = [part.double().transpose(0, 1).flatten(1) for part in y.split(groups)]
+        exact = [[z.mean(1), z.var(1), (z.var(1, correction=0) + of.eps).rsqrt()] for z in parts]
+        expected = torch.stack([torch.stack(one) for one in exact])
+        torch.testing.assert_close(stats.double(), expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(stats, conv1x1_statistics(x, filters, of, groups)[1]), "sums are in a fixed order"
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups, act", [((8,), "relu6"), ((3, 3, 2), "silu"), ((8,), "hardswish")])
+def test_conv1x1_and_norm(groups: tuple[int, ...], act: reference.Activation, dtype: torch.dtype) -> None:
+    for inputs, outputs, side in EXPANSIONS:
+        of = random_norm(outputs)
+        x = random_tensor(sum(groups), inputs, side, side, dtype=dtype)
+        filters = random_tensor(outputs, inputs, 1, 1, dtype=dtype)
+
+        def fused(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: NormParams = of) -> Tensor:
+            return conv1x1_batch_norm_act(x, filters, NormParams(weight, bias, of.running_var, of.eps), groups, act)[0]
+
+        def plain(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: NormParams = of) -> Tensor:
+            y = F.conv2d(x, filters)
+            z = reference.batch_norm(y, weight, bias, of.running_var.double(), of.eps, groups)[0]
+            return reference.ACTIVATION_FUNCTIONS[act](z)
+
+        error = worst_error([x, filters, of.weight.detach(), of.bias.detach()], fused, plain)
+        assert error <= TOLERANCES[dtype], (inputs, outputs, side)
+
+
 @all_dtypes
 @pytest.mark.parametrize(
     "window",
@@ -198,6 +303,10 @@ def test_max_pool_is_bitwise_equal_to_torchs(window: PoolWindow, dtype: torch.dt
     assert torch.equal(y, expected)
     assert x.grad is not None and again.grad is not None and torch.equal(x.grad, again.grad)
     assert torch.equal(max_pool.max_pool_inference(x.detach(), window), expected)
+    y, used = max_pool.max_pool_and_input(x, window)
+    other = torch.randn_like(x).round()
+    (both,) = torch.autograd.grad((y, used), x, (dy, other))
+    assert torch.equal(both, again.grad + other)  # integers are summed exactly
 
 
 @all_dtypes

@@ -19,13 +19,40 @@ from reconv.models.layers.batch_norm import BatchNorm2d
 
 # Launches of each operation's kernels in one training pass in bf16 at 64 (SSD: 300) pixels.
 LAUNCHES = {
-    "resnet50": {"batch_norm": 198, "norm_max_pool": 2, "stem": 1},
-    "resnext26_32x4d": {"batch_norm": 102, "norm_max_pool": 2, "stem": 1},
-    "se_resnext101_32x4d": {"batch_norm": 90, "norm_max_pool": 2, "norm_squeeze_excite": 40, "stem": 1},
-    "mobilenet_v2": {"batch_norm": 178, "norm_conv1x1": 30, "depthwise": 4, "stem": 1},
-    "efficientnet_b0": {"batch_norm": 148, "norm_squeeze_excite": 80, "depthwise": 4, "stem": 1},
-    "googlenet": {"batch_norm": 164, "max_pool": 26, "stem": 1},
-    "ssd_resnet34": {"batch_norm": 134, "norm_max_pool": 2, "stem": 1, "box_losses": 15},
+    "resnet50": {"batch_norm": 165, "conv1x1_statistics": 21, "norm_max_pool": 2, "stem": 1, "sum_conv1x1": 12},
+    "resnext26_32x4d": {"batch_norm": 91, "conv1x1_statistics": 8, "norm_max_pool": 2, "stem": 1, "sum_conv1x1": 3},
+    "se_resnext101_32x4d": {
+        "batch_norm": 83,
+        "conv1x1_statistics": 7,
+        "norm_max_pool": 2,
+        "norm_squeeze_excite": 40,
+        "stem": 1,
+    },
+    "mobilenet_v2": {
+        "batch_norm": 132,
+        "conv1x1_norm_act": 50,
+        "conv1x1_statistics": 6,
+        "depthwise": 4,
+        "norm_conv1x1": 30,
+        "stem": 1,
+    },
+    "efficientnet_b0": {
+        "batch_norm": 110,
+        "conv1x1_norm_act": 25,
+        "conv1x1_statistics": 18,
+        "depthwise": 4,
+        "norm_squeeze_excite": 80,
+        "stem": 1,
+    },
+    "googlenet": {
+        "batch_norm": 14,
+        "conv1x1_statistics": 2,
+        "max_pool": 22,
+        "norm_concat": 72,
+        "norm_max_pool": 4,
+        "stem": 1,
+    },
+    "ssd_resnet34": {"batch_norm": 133, "box_losses": 15, "conv1x1_statistics": 1, "norm_max_pool": 2, "stem": 1},
     "fastnet_cifar": {"batch_norm": 24},
 }
 OPTIONS = {"se_resnext101_32x4d": {"depths": [2, 2, 2, 2]}}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
@@ -16,7 +19,7 @@ from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.models import build_model
 from reconv.models.architecture import SSDOutput
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.models.googlenet import GoogLeNetSpec, Inception
+from reconv.models.googlenet import GoogLeNet, GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
@@ -97,11 +100,123 @@ def test_an_inverted_residual_fuses_its_last_convolution() -> None:
     assert changed["gradient of conv.2.weight"].abs().sum() > 0
 
 
-def test_a_fused_inception_block_trains_like_the_plain_one() -> None:
+@pytest.mark.parametrize(
+    "large_kernel, padding", [(5, "torch"), *(pytest.param(3, p, marks=pytest.mark.slow) for p in ("torch", "same"))]
+)
+def test_a_fused_inception_block_trains_like_the_plain_one(large_kernel, padding) -> None:
     torch.manual_seed(0)
-    spec = GoogLeNetSpec()
-    block = nn.Sequential(Inception(spec, 16, (8, 8, 16, 8, 8, 8)), spec.make_max_pool(3, 2, ceil=True))
-    both_ways(block, torch.randn(5, 16, 6, 6).contiguous(memory_format=torch.channels_last))
+    spec = GoogLeNetSpec(large_kernel=large_kernel, padding=padding)
+    block = nn.Sequential(
+        Inception(spec, 16, (8, 8, 16, 8, 8, 8)),
+        Inception(spec, 40, (24, 16, 8, 8, 8, 16)),
+        spec.make_max_pool(3, 2, ceil=True),
+    )
+    images = torch.randn(5, 16, 6, 6).contiguous(memory_format=torch.channels_last)
+    both_ways(block, images)
+    fuse(block)
+    assert launches(block, images)["norm_concat"] == 2 * 8
+
+
+def launches(model: nn.Module, images: Tensor) -> dict[str, int]:
+    """How many kernels of each operation a training step of a fused model launches."""
+    found: Counter[str] = Counter()
+    run = InterpretedFunction.run
+
+    def counting(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        found[self.fn.__module__.split(".")[-2]] += 1
+        return run(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "run", counting)
+        trained(model.train(), images)
+    return dict(found)
+
+
+def inception() -> tuple[nn.Module, Tensor]:
+    block = Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)).to(memory_format=torch.channels_last).train()
+    fuse(block)
+    return block, torch.randn(5, 16, 4, 4).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "branch3.1.conv",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("branch1", "branch2.0", "branch4", "branch4.0")),
+    ],
+)
+def test_a_layer_with_hooks_in_an_inception_block_is_called(name: str) -> None:
+    block, images = inception()
+    expected, gradients = trained(copy.deepcopy(block), images)
+    seen: list[Tensor] = []
+    block.get_submodule(name).register_forward_hook(lambda module, given, output: seen.append(output))
+    out, found = trained(block, images)
+    assert len(seen) == 1
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert found.keys() == gradients.keys()
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("name", ["branch1.conv", "branch2.0.conv", "branch3.0.conv"])
+def test_a_convolution_of_another_class_in_an_inception_block_is_called(name: str) -> None:
+    block, images = inception()
+    LayerState(block).set_micro_batch(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
+    norm = block.get_submodule(name.removesuffix("conv") + "bn")
+    assert isinstance(norm, BatchNorm2d)
+    block(images)
+    mean = norm.batch_stats[0][0]
+    block.get_submodule(name).__class__ = Doubled
+    block(images)
+    torch.testing.assert_close(norm.batch_stats[0][0], 2 * mean)
+
+
+@pytest.mark.slow
+def test_norms_of_an_inception_block_that_differ_are_not_fused() -> None:
+    block, images = inception()
+    assert launches(block, images)["norm_concat"] == 8
+    norm = block.get_submodule("branch2.1.bn")
+    assert isinstance(norm, BatchNorm2d)
+    norm.eps = 0.1
+    assert "norm_concat" not in launches(block, images)
+    norm.eps, norm.frozen = 1e-3, True
+    assert "norm_concat" not in launches(block, images)
+    norm.frozen = False
+    assert launches(block, images)["norm_concat"] == 8
+
+
+def test_activation_checkpointing_of_an_inception_block_recomputes_the_same() -> None:
+    block, images = inception()
+    LayerState(block).set_micro_batch(Batch({}, torch.arange(5), GROUPS), step=0)
+    images.requires_grad_()
+    parameters = [images, *block.parameters()]
+    expected = torch.autograd.grad(block(images).square().sum(), parameters)
+    found = torch.autograd.grad(checkpoint(block, images, use_reentrant=False).square().sum(), parameters)
+    assert all(torch.equal(first, second) for first, second in zip(found, expected, strict=True))
+
+
+def test_a_fused_googlenet_stem_trains_like_the_plain_one() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(5, 3, 10, 12).contiguous(memory_format=torch.channels_last)
+    both_ways(googlenet_stem(), images)
+    stem = googlenet_stem()
+    fuse(stem)
+    assert launches(stem, images) == {"stem": 1, "batch_norm": 8, "norm_max_pool": 4}
+    calls = []
+    stem.get_submodule("conv3.act").register_forward_hook(lambda *_: calls.append("an activation of its own"))
+    found = launches(stem, images)
+    assert found == {"stem": 1, "batch_norm": 10, "norm_max_pool": 2, "max_pool": 2}
+
+
+def googlenet_stem() -> nn.Module:
+    model = GoogLeNet(GoogLeNetSpec()).to(memory_format=torch.channels_last)
+    for name in [name for name, _ in model.named_children() if name[:5] not in ("conv1", "conv2", "conv3", "maxpo")]:
+        delattr(model, name)
+    model.forward = model._stem  # type: ignore[method-assign]
+    return model
 
 
 def test_an_inception_block_computes_its_1x1_convolutions_as_one() -> None:

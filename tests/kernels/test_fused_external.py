@@ -207,8 +207,8 @@ def build(name: str) -> nn.Module:
     return model.to(memory_format=torch.channels_last).train()
 
 
-def draw_images(dtype: torch.dtype = torch.float32, channels: int = 8) -> Tensor:
-    images = torch.randn(5, channels, 6, 6, generator=torch.Generator().manual_seed(2))
+def draw_images(dtype: torch.dtype = torch.float32, channels: int = 8, seed: int = 2) -> Tensor:
+    images = torch.randn(5, channels, 6, 6, generator=torch.Generator().manual_seed(seed))
     return images.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
@@ -304,18 +304,37 @@ def test_the_gradients_of_a_block_that_two_paths_read_are_summed_by_its_kernel(m
     assert len(sums) == len(model) - 1  # the last block has one reader
 
 
-def test_the_projection_of_a_mobile_block_is_fused_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_1x1_convolutions_of_a_mobile_block_are_fused_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("mobilenet").half()
-    exact, images = copy.deepcopy(model).double(), draw_images(torch.float16)
+    exact, images = copy.deepcopy(model).double(), draw_images(torch.float16, seed=3)  # no value near a kink
     fuse(model)
     assert launches(copy.deepcopy(model), monkeypatch, torch.float16) == {
-        "batch_norm": 18,
+        "batch_norm": 10,
+        "conv1x1_norm_act": 9,  # the images need no gradient
         "norm_conv1x1": 6,
         "depthwise": 1,
     }
     expected, found = trained(exact, images.double()), trained(model, images)
     for key, value in expected.items():
         assert_near(found[key], value, 5 * TOLERANCE[torch.float16])
+
+
+def test_an_expansion_is_fused_with_a_norm_that_has_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(ConvBnAct(8, 16, nn.SiLU()), ConvBnAct(16, 16, nn.Identity()))
+    replace_layers(model, "expansion")
+    model = model.to(memory_format=torch.channels_last).half().train()
+    exact, images = copy.deepcopy(model).double(), draw_images(torch.float16)
+    fuse(model)
+    assert launches(copy.deepcopy(model), monkeypatch, torch.float16) == {"conv1x1_norm_act": 4, "batch_norm": 4}
+    expected, found = trained(exact, images.double()), trained(model, images)
+    for key, value in expected.items():
+        assert_near(found[key], value, 5 * TOLERANCE[torch.float16])
+
+
+def test_a_norm_is_fused_with_squeeze_excite_rather_than_with_its_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("norm-act").half()
+    fuse(model)
+    assert launches(model, monkeypatch, torch.float16) == NETWORKS["norm-act"][1]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

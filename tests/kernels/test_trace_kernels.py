@@ -68,7 +68,9 @@ def inverted(activation: str) -> nn.Module:
 
 
 def inception() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 16, 1), Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)))
+    spec = GoogLeNetSpec()
+    narrow, wide = Inception(spec, 16, (8, 8, 16, 8, 8, 8)), Inception(spec, 40, (32, 32, 32, 32, 32, 32))
+    return nn.Sequential(nn.Conv2d(3, 16, 1), narrow, wide)
 
 
 def gated() -> nn.Module:
@@ -84,6 +86,7 @@ NARROW = {
 }
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
+    "sum and convolution": lambda: build_model("resnet14", num_classes=4, width=16, depths=[2]),
     "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
     "relu6": lambda: inverted("relu6"),
     "silu": lambda: inverted("silu"),
@@ -97,10 +100,11 @@ NETWORKS = {
     "name, lower",
     [
         ("residual", torch.bfloat16),
+        ("sum and convolution", torch.bfloat16),
         ("squeezing", None),
         ("relu6", None),
         ("silu", torch.bfloat16),
-        ("inception", None),
+        ("inception", torch.bfloat16),
         ("gated", torch.bfloat16),
         ("detecting", None),
     ],

@@ -1,32 +1,46 @@
 """The blocks and networks of `reconv.models` with their layers fused.
 
 Each class adds no state to the one it derives from. Residual blocks pass a `DualUse` to each other; a network turns
-it into a tensor before its head.
+it into a tensor before its head. A ResNet passes the unfinished sum of a bottleneck to the next one, whose first
+convolution is computed with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.kernels.fused_modules.fused_layers import max_pool_and_input
 from reconv.kernels.fused_modules.fused_norm import (
     DualUse,
     FusedBatchNorm2d,
+    PendingSum,
+    computed,
+    conv1x1_dual,
+    conv1x1_norm_act,
+    conv_norm_act,
+    conv_statistics,
     dual,
+    has_hooks,
+    is_plain_conv1x1,
     norm_act,
-    norm_act_concat,
     norm_act_conv1x1,
     norm_act_pool,
     norm_act_squeeze_excite,
     norm_add_act,
+    norm_relu_concat,
+    norm_relu_split,
     norm_squeeze_excite_add_relu,
+    pending_norm_add_act,
     single,
+    supports_concat,
 )
 from reconv.models.efficientnet import EfficientNet, MBConv
-from reconv.models.googlenet import BasicConv2d, Inception
+from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.conv import ConvNormAct, SqueezeExcitation
 from reconv.models.layers.dropout import DropConnect
 from reconv.models.mobilenet import InvertedResidual
@@ -38,22 +52,28 @@ _IDENTITY = nn.Identity()
 class FusedConvNormAct(ConvNormAct):
     def forward(self, x: Tensor | DualUse) -> Tensor:
         conv, norm, act = self
-        return norm_act(norm, conv(single(x)), act)
+        return conv1x1_norm_act(conv, norm, single(x), act)
 
 
 class FusedBasicBlock(BasicBlock):
     def forward(self, x: Tensor | DualUse) -> Any:
         y, shortcut = dual(x)
         y = norm_act(self.bn1, self.conv1(y), self.act1)
-        return _residual_sum(self.bn2, self.conv2(y), self.se, self.drop_path, shortcut, self.downsample, self.act2)
+        y = self.conv2(y)
+        return computed(_residual_sum(self.bn2, y, self.se, self.drop_path, shortcut, self.downsample, self.act2))
 
 
 class FusedBottleneck(Bottleneck):
     def forward(self, x: Tensor | DualUse) -> Any:
-        y, shortcut = dual(x)
-        y = norm_act(self.bn1, self.conv1(y), self.act1)
+        return computed(self.forward_pending(x))
+
+    def forward_pending(self, x: Tensor | DualUse | PendingSum) -> Any:
+        """The output, where kernels support it as a sum that the next block computes with its first convolution."""
+        (y, shortcut), stats = conv1x1_dual(x, self.conv1, self.bn1)
+        y = norm_act(self.bn1, y, self.act1, stats)
         y = norm_act(self.bn2, self.conv2(y), self.act2)
-        return _residual_sum(self.bn3, self.conv3(y), self.se, self.drop_path, shortcut, self.downsample, self.act3)
+        y, stats = conv_statistics(self.conv3, self.bn3, y)
+        return _residual_sum(self.bn3, y, self.se, self.drop_path, shortcut, self.downsample, self.act3, stats)
 
 
 def _residual_sum(
@@ -64,14 +84,19 @@ def _residual_sum(
     shortcut: Tensor,
     downsample: nn.Module | None,
     act: nn.Module,
+    stats: Tensor | None = None,
 ) -> Any:
-    """act(drop_path(se(norm(y))) + downsample(shortcut)); without stochastic depth as one operation."""
+    """act(drop_path(se(norm(y))) + downsample(shortcut)); without stochastic depth as one operation, which may be
+    left to be computed.
+
+    `stats` are y's statistics, if they are known.
+    """
     if isinstance(drop_path, DropConnect):
         return act(drop_path(se(norm(y))) + (shortcut if downsample is None else downsample(shortcut)))
     if not isinstance(se, SqueezeExcitation):
-        return norm_add_act(norm, y, shortcut, downsample, act)
+        return pending_norm_add_act(norm, y, shortcut, downsample, act, stats)
     shortcut = shortcut if downsample is None else downsample(shortcut)
-    return norm_squeeze_excite_add_relu(norm, y, se, shortcut, act)
+    return norm_squeeze_excite_add_relu(norm, y, se, shortcut, act, stats)
 
 
 class FusedPreBasicBlock(PreBasicBlock):
@@ -96,6 +121,24 @@ class FusedPreBottleneck(PreBottleneck):
 
 
 class FusedResNetBackbone(ResNetBackbone):
+    def features(self, images: Tensor) -> Any:
+        x: Any = self.stem(images)
+        for block in self._blocks():
+            if isinstance(block, FusedBottleneck) and not has_hooks(block):
+                x = block.forward_pending(x)
+            else:
+                x = block(computed(x))
+        return computed(x)
+
+    def _blocks(self) -> Iterator[nn.Module]:
+        """The blocks in order; a layer whose call does more than to apply its blocks is one of them."""
+        for name in self.layer_names:
+            layer = self.get_submodule(name)
+            if type(layer) is nn.Sequential and not has_hooks(layer):
+                yield from layer
+            else:
+                yield layer
+
     def stem(self, images: Tensor) -> Any:
         return norm_act_pool(self.bn1, self.conv1(images), self.act1, self.maxpool)
 
@@ -137,7 +180,8 @@ class FusedMBConv(MBConv):
             return project(y)
         if self.drop_connect.rate > 0:
             return shortcut + self.drop_connect(project(y))
-        return norm_add_act(project[1], project[0](y), shortcut, None, project[2])
+        y, stats = conv_statistics(project[0], project[1], y)
+        return norm_add_act(project[1], y, shortcut, None, project[2], stats)
 
 
 class FusedEfficientNet(EfficientNet):
@@ -147,30 +191,35 @@ class FusedEfficientNet(EfficientNet):
 
 class FusedBasicConv2d(BasicConv2d):
     def forward(self, x: Tensor) -> Tensor:
-        return norm_act(self.bn, self.conv(x), self.act)
+        return conv_norm_act(self.conv, self.bn, x, self.act)
 
 
 class FusedInception(Inception):
+    """The three 1x1 convolutions of the input are computed as one: no product is narrower than the tiles of a GPU.
+
+    The norms write into the concatenation and read its gradient, and the pool's gradient is added to the convolution's.
+    """
+
     def forward(self, x: Tensor) -> Tensor:
-        reduced = self._reduce(x)
-        if reduced is None:
+        found = (self.branch1, *self.branch2, *self.branch3, self.branch4[1])
+        layers = [m for m in found if isinstance(m, BasicConv2d)]
+        norms = [m.bn for m in layers if isinstance(m.bn, FusedBatchNorm2d) and type(m.act) is nn.ReLU]
+        is_hooked = any(has_hooks(module) for module in self.modules() if module is not self)
+        if is_hooked or len(norms) < 6 or not supports_concat(norms, x):
             return super().forward(x)
-        one, three, five = reduced
-        return torch.cat([one, self.branch2[1](three), self.branch3[1](five), self.branch4(x)], 1)
+        if not all(is_plain_conv1x1(layers[i].conv) for i in (0, 1, 3)):
+            return super().forward(x)
+        one, three_reduce, three, five_reduce, five, project = layers
+        pooled, x = max_pool_and_input(self.branch4[0], x)
+        y = F.conv2d(x, torch.cat([layer.conv.weight for layer in (one, three_reduce, five_reduce)]))
+        num_channels = sum(norms[i].num_features for i in (0, 2, 4, 5))
+        out, y3, y5 = norm_relu_split([norms[i] for i in (0, 1, 3)], y, num_channels)
+        outputs = [three.conv(y3), five.conv(y5), project.conv(pooled)]
+        return norm_relu_concat(out, [norms[i] for i in (2, 4, 5)], outputs)
 
-    def _reduce(self, x: Tensor) -> list[Tensor] | None:
-        """The outputs of the three 1x1 convolutions of x, computed as one; None where kernels do not support it.
 
-        The input is read once, its gradient needs no sum, and no product is narrower than the tiles of a GPU.
-        """
-        layers = (self.branch1, self.branch2[0], self.branch3[0])
-        found = [(m.conv, m.bn) for m in layers if isinstance(m, BasicConv2d) and isinstance(m.bn, FusedBatchNorm2d)]
-        norms = [norm for _, norm in found if isinstance(norm, FusedBatchNorm2d)]
-        if len(norms) < len(layers) or not all(norm.supports(x) for norm in norms):
-            return None
-        y = F.conv2d(x, torch.cat([conv.weight for conv, _ in found]))
-        if not norms[0].supports(y):
-            return None
-        first, *others = norm_act_concat(norms, y, "relu")
-        # Copied here, else a convolution would copy its part forward and once more backward.
-        return [first, *(part.contiguous(memory_format=torch.channels_last) for part in others)]
+class FusedGoogLeNet(GoogLeNet):
+    def conv_pool(self, layer: BasicConv2d, pool: nn.Module, x: Tensor) -> Tensor:
+        if any(has_hooks(module) for module in (*layer.modules(), pool)):
+            return super().conv_pool(layer, pool, x)
+        return single(norm_act_pool(layer.bn, layer.conv(x), layer.act, pool))

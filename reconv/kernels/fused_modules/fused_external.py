@@ -29,6 +29,7 @@ from reconv.kernels.fused_modules.fused_norm import (
     DualUse,
     FusedBatchNorm2d,
     FusedBatchNormAct2d,
+    conv1x1_norm_act,
     dual,
     has_hooks,
     is_fusible_act,
@@ -41,6 +42,7 @@ from reconv.kernels.fused_modules.fused_norm import (
     single,
     supports_conv1x1,
     supports_excite,
+    supports_expansion,
 )
 
 _IDENTITY = nn.Identity()
@@ -211,6 +213,9 @@ def _apply(layers: Sequence[nn.Module], x: Tensor | DualUse) -> Tensor | DualUse
         elif isinstance(layer, FusedBatchNorm2d) and not has_hooks(layer):
             x, num_fused = _apply_norm(layer, single(x), layers[position : position + 2])
             position += num_fused
+        elif isinstance(layer, nn.Conv2d):
+            x, num_fused = _apply_conv(layer, single(x), layers[position : position + 3])
+            position += num_fused
         else:
             x = layer(single(x))
     return x
@@ -218,12 +223,9 @@ def _apply(layers: Sequence[nn.Module], x: Tensor | DualUse) -> Tensor | DualUse
 
 def _apply_norm(norm: FusedBatchNorm2d, x: Tensor, following: Sequence[nn.Module]) -> tuple[Tensor | DualUse, int]:
     """The output of a norm and of the layers behind it that are fused with it, and how many they are."""
-    own_act = norm.fusible_act() if isinstance(norm, FusedBatchNormAct2d) else None
-    if not norm.supports_batch(x) or (isinstance(norm, FusedBatchNormAct2d) and own_act is None):
+    act, used = _act_behind(norm, following)
+    if act is None or not norm.supports_batch(x):
         return norm(x), 0
-    act, used = own_act or _IDENTITY, 0
-    if own_act is None and following and is_fusible_act(following[0]):
-        act, used = following[0], 1
     after = following[used] if len(following) > used and not has_hooks(following[used]) else _IDENTITY
     if isinstance(after, SqueezeExciteKernels) and supports_excite(norm, after, x):
         return norm_act_squeeze_excite(norm, x, act, after), used + 1
@@ -232,6 +234,27 @@ def _apply_norm(norm: FusedBatchNorm2d, x: Tensor, following: Sequence[nn.Module
     if isinstance(after, nn.MaxPool2d) and used:
         return norm_act_pool(norm, x, act, after), used + 1
     return norm_act(norm, x, act), used
+
+
+def _apply_conv(conv: nn.Conv2d, x: Tensor, following: Sequence[nn.Module]) -> tuple[Tensor, int]:
+    """The output of a convolution and of the norm and activation that are fused with it, and how many they are.
+
+    Where squeeze-and-excitation follows, the norm is fused with that instead.
+    """
+    norm = following[0] if following else _IDENTITY
+    is_gated = any(isinstance(layer, SqueezeExciteKernels) for layer in following)
+    if isinstance(norm, FusedBatchNorm2d) and not has_hooks(norm) and not is_gated and norm.supports_batch(x):
+        act, used = _act_behind(norm, following[1:])
+        if act is not None and supports_expansion(conv, norm, x):
+            return conv1x1_norm_act(conv, norm, x, act), 1 + used
+    return conv(x), 0
+
+
+def _act_behind(norm: FusedBatchNorm2d, following: Sequence[nn.Module]) -> tuple[nn.Module | None, int]:
+    """The activation that is fused with a norm, and how many layers behind the norm it is; None: call the norm."""
+    if isinstance(norm, FusedBatchNormAct2d):
+        return norm.fusible_act(), 0
+    return (following[0], 1) if following and is_fusible_act(following[0]) else (_IDENTITY, 0)
 
 
 def _is_plain_conv(conv: nn.Conv2d) -> bool:

@@ -91,6 +91,17 @@ def _max_pool(pool: nn.Module, x: Tensor) -> Tensor | None:
     return max_pool(x, window) if supports(x, window) else None
 
 
+def max_pool_and_input(pool: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """pool(x), and x for one more use, whose gradient the pool's backward kernel adds if it supports the pool."""
+    window = pool_window(pool)
+    if window is not None and pool.training and dispatch.supports(x):
+        from reconv.kernels.max_pool import ops
+
+        if ops.supports(x, window):
+            return ops.max_pool_and_input(x, window)
+    return pool(x), x
+
+
 class SqueezeExciteKernels(nn.Module):
     """Squeeze-and-excitation whose passes over the images are computed by kernels.
 
