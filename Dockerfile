@@ -70,7 +70,8 @@ COPY --from=packages-cuda /opt/reconv /opt/reconv
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/reconv/bin/python install --no-cache-dir --no-deps /dist/*.whl \
     && pip --python /opt/reconv/bin/python check \
-    && python -c "import torch, reconv.data.decode.native as native; assert torch.version.cuda and native.available()"
+    && python -c "import torch, reconv.data.decode.native as jpeg, reconv.inference.backends.winograd_library as winograd; \
+        assert torch.version.cuda and not jpeg.problem() and not winograd.problem()"
 USER 1000:1000
 
 FROM runtime AS cpu
@@ -78,5 +79,6 @@ COPY --from=packages-cpu /opt/reconv /opt/reconv
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip --python /opt/reconv/bin/python install --no-cache-dir --no-deps /dist/*.whl \
     && pip --python /opt/reconv/bin/python check \
-    && python -c "import torch, reconv.data.decode.native as native; assert not torch.version.cuda and native.available()"
+    && python -c "import torch, reconv.data.decode.native as jpeg, reconv.inference.backends.winograd_library as winograd; \
+        assert not torch.version.cuda and not jpeg.problem() and not winograd.problem()"
 USER 1000:1000
