@@ -1,7 +1,7 @@
 """Time training of torchvision's and timm's networks on one GPU: our engine beside stock torch.compile.
 
     python -m benchmarks.external_networks [torchvision:NAME | timm:NAME ...] [--batch 256] [--windows 5]
-                                           [--device cuda] [--set A.B=V ...] [--json FILE]
+                                           [--ways engine] [--device cuda] [--set A.B=V ...] [--json FILE]
 
 Each network is trained in one process on the same synthetic images, bf16 and channels_last, in up to four ways:
 
@@ -50,7 +50,9 @@ WAYS: dict[str, dict[str, object]] = {
 STOCK = "channels_last compiled"
 
 
-def measure(network: str, settings: Sequence[str], batch: int, device: str, config: TimingConfig) -> dict[str, Any]:
+def measure(
+    network: str, ways: Sequence[str], settings: Sequence[str], batch: int, device: str, config: TimingConfig
+) -> dict[str, Any]:
     """Images per second of each way, and notes on those that failed."""
     row: dict[str, Any] = {"network": network, "batch": batch, "swapped": swapped(network), "notes": []}
     common: dict[str, object] = {
@@ -60,9 +62,9 @@ def measure(network: str, settings: Sequence[str], batch: int, device: str, conf
         "precision.mode": "bf16",
     }
     common |= {"model.zero_init_last": False, **dict(setting.split("=", 1) for setting in settings)}
-    for way, fields in WAYS.items():
+    for way in ways:
         with noted_failure(way, row):
-            overrides = as_overrides(common | fields)
+            overrides = as_overrides(common | WAYS[way])
             result = bench_train(RECIPE, overrides=overrides, device=device, config=config)
             row[way] = result["images_per_s"]
             row["windows"] = {**row.get("windows", {}), way: result["window_images_per_s"]}
@@ -124,6 +126,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=NETWORKS)
+    parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=[*WAYS], help="beside stock")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--windows", type=int, default=5, help="of half a second")
     parser.add_argument("--device", default="auto")
@@ -132,7 +135,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for network in given.networks:
-        rows.append(measure(network, given.set, given.batch, given.device, TimingConfig(given.windows)))
+        rows.append(measure(network, given.ways, given.set, given.batch, given.device, TimingConfig(given.windows)))
         print(json.dumps(rows[-1]), flush=True)
         if given.json:
             given.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,9 +1,10 @@
 """Measure on a CUDA GPU how fast images come from JPEG files, with and without its JPEG decoder.
 
-    python -m benchmarks.gpu_jpeg IMAGES [--workers N] [--shares auto 0.5] [--steps 60] [--json FILE]
+    python -m benchmarks.gpu_jpeg IMAGES [--recipe resnet50] [--workers N] [--shares auto 0.5] [--json FILE]
+    taskset -c 0-3 python -m benchmarks.gpu_jpeg IMAGES --recipe resnet18        # few cores, a small network
 
 IMAGES is a folder of JPEG files; links to them make a tree of 1000 classes in a temporary folder. Measured are decoding
-alone, decoding with crops, the loader alone with each backend, and ResNet-50's training step from files against the
+alone, decoding with crops, the loader alone with each backend, and the network's training step from files against the
 same step on images that stay on the device, before and after. tests/gpu/test_gpu_jpeg.py compares the crops.
 """
 
@@ -85,9 +86,9 @@ def rate(work: Callable[[], object]) -> float:
     return calls * BATCH / spent_s
 
 
-def loader_rate(overrides: list[Override], tree: Path, steps: int) -> float:
+def loader_rate(recipe: str, overrides: list[Override], tree: Path, steps: int) -> float:
     """Images per second that reach the device while nothing trains."""
-    args = bench_args("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
+    args = bench_args(recipe, input="real", data=str(tree), overrides=overrides, device="cuda")
     with (
         open_bench_run(args) as run,
         open_data_context(run.recipe, run.plan, run.device, StageTimes()) as context,
@@ -108,9 +109,10 @@ def loader_rate(overrides: list[Override], tree: Path, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
+    parser.add_argument("--recipe", default="resnet50")
     parser.add_argument("--workers", type=int, default=0, help="0: as many as the plan chooses")
     parser.add_argument("--shares", nargs="*", default=["auto", "0.5"])
-    parser.add_argument("--backends", nargs="*", default=["processes"], help="without the GPU")
+    parser.add_argument("--backends", nargs="*", default=["auto"], help="without the GPU")
     parser.add_argument("--steps", type=int, default=60, help="in a window; four windows each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -131,7 +133,7 @@ def measure_all(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
     def train(overrides: list[Override], data: Path | None) -> dict[str, Any]:
         kind: Input = "device" if data is None else "real"
         path, config = None if data is None else str(data), TimingConfig(windows=4, steps=options.steps, warmup=10)
-        measured = bench_train("resnet50", input=kind, data=path, overrides=overrides, device="cuda", config=config)
+        measured = bench_train(options.recipe, input=kind, data=path, overrides=overrides, device="cuda", config=config)
         return {name: measured[name] for name in ("images_per_s", "window_images_per_s", "step_ms")}
 
     add("decoder alone", decoder_rates(tree, 224))
@@ -141,7 +143,7 @@ def measure_all(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
         value = share if share == "auto" else float(share)
         variants[f"gpu {share}"] = overrides_of(**{"data.backend": "gpu", "data.gpu_decode_fraction": value}, **workers)
     for name, overrides in variants.items():
-        add(f"loader alone, {name}", loader_rate(overrides, tree, 40))
+        add(f"loader alone, {name}", loader_rate(options.recipe, overrides, tree, 40))
     add("training, images on the device", train(overrides_of(), None))
     for name, overrides in variants.items():
         add(f"training, {name}", train(overrides, tree))
