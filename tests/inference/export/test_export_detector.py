@@ -125,7 +125,7 @@ def test_run_py_finds_them_where_the_model_has_no_nms(
     assert_equal([found[name] for name in NAMES], expected)
 
 
-@pytest.mark.parametrize("nms", [True, False])
+@pytest.mark.parametrize("nms", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_detector_is_exported_with_and_without_nms(detector: Path, tmp_path: Path, nms: bool) -> None:
     result = reconv.export(detector, to="onnx", out=tmp_path / "out", samples=8, nms=nms)
     session = onnxruntime.InferenceSession(result.model, providers=["CPUExecutionProvider"])
