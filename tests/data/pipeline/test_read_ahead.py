@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,11 @@ def test_what_the_sampler_asks_for_is_there_before_it_is_read(packed: Path) -> N
 
 
 def _wait_until_quiet(web: WebFolder) -> None:
-    """Wait until all blocks are in the cache."""
+    """Wait until all blocks of the training shards are in the cache; those of other files are there, too."""
     wanted = _num_blocks(web.folder) - sum(
         -(-path.stat().st_size // _BLOCK) for path in web.folder.glob("val-*.packed")
     )
-    while sum(1 for path in shared_cache().folder.rglob("*-0*") if not path.suffix) < wanted:
-        pass
+    cached, before = 0, -1
+    while cached < wanted or cached > before:
+        time.sleep(0.5)
+        cached, before = sum(1 for path in shared_cache().folder.rglob("*-0*") if not path.suffix), cached
