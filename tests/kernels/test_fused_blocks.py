@@ -65,9 +65,9 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
     [
         ("resnet14", {"width": 8, "depths": [2]}),
         ("resnet10", {"width": 8, "depths": [2], "se_ratio": 4}),
-        ("resnet10", {"width": 8, "depths": [1, 1], "version": "v2"}),
+        pytest.param("resnet10", {"width": 8, "depths": [1, 1], "version": "v2"}, marks=pytest.mark.slow),
         ("resnet8_cifar", {}),
-        ("resnet10", {"width": 8, "depths": [2, 1], "drop_path_rate": 0.5}),
+        pytest.param("resnet10", {"width": 8, "depths": [2, 1], "drop_path_rate": 0.5}, marks=pytest.mark.slow),
         ("resnet10", {"width": 8, "depths": [1], "padding": "same"}),
     ],
 )

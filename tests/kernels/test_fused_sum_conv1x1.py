@@ -118,7 +118,7 @@ def test_each_sum_is_computed_with_the_next_blocks_first_convolution(calls, monk
         ({"depths": [2], "version": "v2"}, []),
         pytest.param({"drop_path_rate": 0.5}, [True], marks=pytest.mark.slow),  # the first block drops nothing
         ({"width": 8, "depths": [2]}, []),  # the ReLU mask of 32 channels has other tiles
-        ({"padding": "same"}, [True, False]),
+        pytest.param({"padding": "same"}, [True, False], marks=pytest.mark.slow),
     ],
     ids=str,
 )

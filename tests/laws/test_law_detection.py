@@ -56,7 +56,7 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-@pytest.mark.parametrize("stop_at", [1, 4])
+@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_resumed_detection_run_equals_uninterrupted_run(train: Train, stop_at: int) -> None:
     settings = {"ema__decay": 0.9, "evaluate__every": "3step", "batch__micro": 8}
     whole = train("whole", **settings)
