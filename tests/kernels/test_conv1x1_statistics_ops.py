@@ -18,7 +18,9 @@ from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.conv1x1_statistics import ops
 from reconv.kernels.conv1x1_statistics.ops import ConvTile, conv1x1_statistics, supports
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, conv_norm_act, single
+from reconv.kernels.fused_modules.fused_conv1x1 import conv_norm_act
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
+from reconv.kernels.fused_modules.fused_sums import single
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import LayerState
 

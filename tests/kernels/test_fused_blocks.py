@@ -14,8 +14,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import DualUse, single
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused_modules.fused_sums import DualUse, single
 from reconv.models import build_model
 from reconv.models.architecture import SSDOutput
 from reconv.models.efficientnet import EfficientNetSpec, MBConv

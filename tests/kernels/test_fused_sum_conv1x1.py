@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import DualUse
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused_modules.fused_sums import DualUse
 from reconv.kernels.sum_conv1x1 import ops
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import checkpointed_forward

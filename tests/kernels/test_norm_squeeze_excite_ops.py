@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reconv.kernels import reference
 from reconv.kernels.batch_norm.ops import NormParams, batch_norm_add_act
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import DualUse, norm_squeeze_excite_add_relu, single
+from reconv.kernels.fused_modules.fused_sums import DualUse, norm_squeeze_excite_add_relu, single
 from reconv.kernels.norm_squeeze_excite.ops import (
     batch_norm_act_squeeze_excite,
     batch_norm_squeeze_excite_add_relu,

@@ -17,8 +17,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from reconv.batch import Batch
 from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import single
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused_modules.fused_sums import single
 from reconv.kernels.jit.launch import KernelVariant, launch, register_compilations, variant_of
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model

@@ -14,30 +14,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.kernels.fused_modules.fused_layers import max_pool_and_input
-from reconv.kernels.fused_modules.fused_norm import (
-    DualUse,
-    FusedBatchNorm2d,
-    PendingSum,
-    computed,
-    conv1x1_dual,
+from reconv.kernels.fused_modules.fused_conv1x1 import (
     conv1x1_norm_act,
     conv_norm_act,
     conv_statistics,
-    dual,
-    has_hooks,
     is_plain_conv1x1,
-    norm_act,
     norm_act_conv1x1,
-    norm_act_pool,
+)
+from reconv.kernels.fused_modules.fused_layers import max_pool_and_input
+from reconv.kernels.fused_modules.fused_norm import (
+    FusedBatchNorm2d,
+    has_hooks,
+    norm_act,
     norm_act_squeeze_excite,
-    norm_add_act,
     norm_relu_concat,
     norm_relu_split,
+    supports_concat,
+)
+from reconv.kernels.fused_modules.fused_sums import (
+    DualUse,
+    PendingSum,
+    computed,
+    conv1x1_dual,
+    dual,
+    norm_act_pool,
+    norm_add_act,
     norm_squeeze_excite_add_relu,
     pending_norm_add_act,
     single,
-    supports_concat,
 )
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception

@@ -24,25 +24,29 @@ from reconv.kernels.block_graph import (
     is_sequential,
     trace_block,
 )
+from reconv.kernels.fused_modules.fused_conv1x1 import (
+    conv1x1_norm_act,
+    norm_act_conv1x1,
+    supports_conv1x1,
+    supports_expansion,
+)
 from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels
 from reconv.kernels.fused_modules.fused_norm import (
-    DualUse,
     FusedBatchNorm2d,
     FusedBatchNormAct2d,
-    conv1x1_norm_act,
-    dual,
     has_hooks,
     is_fusible_act,
     norm_act,
-    norm_act_conv1x1,
-    norm_act_pool,
     norm_act_squeeze_excite,
+    supports_excite,
+)
+from reconv.kernels.fused_modules.fused_sums import (
+    DualUse,
+    dual,
+    norm_act_pool,
     norm_add_norm_act,
     norm_squeeze_excite_add_relu,
     single,
-    supports_conv1x1,
-    supports_excite,
-    supports_expansion,
 )
 
 _IDENTITY = nn.Identity()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from reconv.kernels import dispatch
 from reconv.kernels.fused_modules.fused_blocks import FusedResNetBackbone
-from reconv.kernels.fused_modules.fused_norm import DualUse, dual, norm_act, single
+from reconv.kernels.fused_modules.fused_norm import norm_act
+from reconv.kernels.fused_modules.fused_sums import DualUse, dual, single
 from reconv.models.architecture import SSDOutput, flatten_predictions
 from reconv.models.layers.conv import SameConv2d
 from reconv.models.ssd import SSD, Extra

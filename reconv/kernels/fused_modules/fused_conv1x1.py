@@ -1,0 +1,102 @@
+"""1x1 convolutions fused with the norm before or after them, like the functions of `fused_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from reconv.kernels import dispatch
+from reconv.kernels.fused_modules.fused_norm import ACTIVATIONS, FusedBatchNorm2d, has_hooks, norm_act
+
+if TYPE_CHECKING:
+    from reconv.kernels.batch_norm.ops import NormParams
+
+
+def conv_norm_act(conv: nn.Module, norm: nn.Module, x: Tensor, act: nn.Module) -> Tensor:
+    """act(norm(conv(x)))"""
+    y, stats = conv_statistics(conv, norm, x)
+    return norm_act(norm, y, act, stats)
+
+
+def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """conv(x), and its statistics for the norm after it where one kernel computes both."""
+    if isinstance(norm, FusedBatchNorm2d) and is_plain_conv1x1(conv) and norm.supports(x):
+        assert isinstance(conv, nn.Conv2d)
+        found = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
+        if found is not None:
+            return found
+    return conv(x), None
+
+
+def conv1x1_statistics(
+    x: Tensor, weight: Tensor, norm: NormParams, groups: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """A 1x1 convolution and the statistics of its output; None where separate kernels compute them."""
+    from reconv.kernels.conv1x1_statistics import ops
+
+    if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(groups) or not ops.supports(x, weight):
+        return None
+    return ops.conv1x1_statistics(x, weight.to(x.dtype), norm, groups)
+
+
+def is_plain_conv1x1(conv: nn.Module) -> bool:
+    """Whether calling a layer is no more than a 1x1 convolution of stride 1 without bias."""
+    return (
+        type(conv) is nn.Conv2d
+        and not has_hooks(conv)
+        and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))
+        and conv.groups == 1
+        and conv.bias is None
+    )
+
+
+def conv1x1_norm_act(conv: nn.Module, norm: nn.Module, x: Tensor, act: nn.Module) -> Tensor:
+    """act(norm(conv(x))), as one operation if the convolution is a 1x1 expansion."""
+    name = ACTIVATIONS.get(type(act))
+    if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_expansion(conv, norm, x):
+        from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
+
+        assert isinstance(conv, nn.Conv2d)
+        filters = conv.weight.to(x.dtype)
+        y, statistics = conv1x1_batch_norm_act(x, filters, norm.norm_params(), norm.group_sizes(), name)
+        norm.record(statistics)
+        return y
+    return conv_norm_act(conv, norm, x, act)
+
+
+def supports_expansion(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> bool:
+    """Whether kernels compute the convolution of x, this norm and an activation as one."""
+    if type(conv) is not nn.Conv2d or has_hooks(conv) or not norm.supports(x):
+        return False
+    is_plain = (conv.stride, conv.padding, conv.groups, conv.bias) == ((1, 1), (0, 0), 1, None)
+    if not is_plain or dispatch.conv_output_dtype(x) != x.dtype:
+        return False
+    from reconv.kernels.conv1x1_norm_act.ops import supports
+
+    return supports(x, conv.weight)
+
+
+def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module) -> Tensor:
+    """conv(act(norm(x)))"""
+    name = ACTIVATIONS.get(type(act))
+    if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_conv1x1(norm, conv, x):
+        from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
+
+        assert isinstance(conv, nn.Conv2d)
+        filters = conv.weight.to(x.dtype)
+        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name)
+        norm.record(statistics)
+        return y
+    out: Tensor = conv(norm_act(norm, x, act))
+    return out
+
+
+def supports_conv1x1(norm: FusedBatchNorm2d, conv: nn.Module, x: Tensor) -> bool:
+    """Whether kernels compute this norm of x, an activation and the convolution as one."""
+    if not (isinstance(conv, nn.Conv2d) and conv.stride == (1, 1) and conv.bias is None and norm.supports(x)):
+        return False
+    from reconv.kernels.norm_conv1x1.ops import supports
+
+    return supports(x, conv.weight)
