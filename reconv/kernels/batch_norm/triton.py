@@ -56,6 +56,21 @@ def row_of(pointer, channel, exists):
 
 
 @triton.jit
+def rows_of_tile(start, tile, ROWS: tl.constexpr):
+    """The rows of a tile [rows, 1]."""
+    return start + tile * ROWS + tl.arange(0, ROWS)[:, None]
+
+
+@triton.jit
+def norm_line(stats, weight, bias, channels, channel, exists):
+    """Mean, 1 / std, and factor and summand of norm(x) = x * factor + summand."""
+    mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
+    rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
+    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * rstd
+    return mean, rstd, factor, tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) - mean * factor
+
+
+@triton.jit
 def _sigmoid(z):
     """If the exponential overflows the result is 0, as it should be; a division would take several times as many
     instructions."""

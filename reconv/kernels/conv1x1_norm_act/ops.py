@@ -146,7 +146,7 @@ def statistics(x: Tensor, filters: Tensor, norm: NormParams, rows: ChannelRows) 
     partials = torch.empty(grid[2] * grid[1] * 2 * outputs, dtype=torch.float32, device=x.device)
     launch(
         device.statistics, grid,
-        x, filters, stats, partials, counters(grid[0] * grid[2], x.device),
+        x, filters, norm.running_var, stats, partials, counters(grid[0] * grid[2], x.device),
         *_counts(rows, outputs), norm.eps, **_tile(rows, config),
     )  # fmt: skip
     return stats

@@ -9,29 +9,22 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import (
-    MEAN,
-    RSTD,
     STATISTICS,
-    VARIANCE,
     activation_grad,
     apply_activation,
     bounds,
     channels_of,
     is_last,
-    merged_sum,
+    norm_line,
+    rows_of_tile,
     store_partial,
+    store_statistics,
 )
 
 FACTOR, SUMMAND, SLOPE, OFFSET, LINES = (tl.constexpr(i) for i in range(5))
 _ONES: tl.constexpr = tl.constexpr(16)  # columns of a product that sums: the fewest of tensor cores
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
-
-
-@triton.jit
-def _rows(start, tile, ROWS: tl.constexpr):
-    """The rows of a tile [rows, 1]."""
-    return start + tile * ROWS + tl.arange(0, ROWS)[:, None]
 
 
 @triton.jit
@@ -48,18 +41,9 @@ def _filters(filters, channels, out, exists, IN: tl.constexpr):
     return tl.load(filters + out[None, :] * channels + k, mask=exists[None, :] & (k < channels), other=0.0)
 
 
-@triton.jit
-def _line(stats, weight, bias, outputs, out, exists):
-    """Mean, 1 / std, and factor and summand of norm(y) = y * factor + summand."""
-    mean = tl.load(stats + MEAN * outputs + out, mask=exists, other=0.0)
-    rstd = tl.load(stats + RSTD * outputs + out, mask=exists, other=0.0)
-    factor = tl.load(weight + out, mask=exists, other=0.0).to(tl.float32) * rstd
-    return mean, rstd, factor, tl.load(bias + out, mask=exists, other=0.0).to(tl.float32) - mean * factor
-
-
 @triton.jit(do_not_specialize=_COUNTS)
 def statistics(
-    x, filters, result, partials, counters, eighths, num_rows, group_rows, out_eighths, eps,
+    x, filters, running_var, result, partials, counters, eighths, num_rows, group_rows, out_eighths, eps,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, IN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Mean, unbiased variance and 1 / std of each channel and group of y, in one pass.
@@ -70,12 +54,12 @@ def statistics(
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(outputs, BLOCK)
     some = _filters(filters, channels, out, exists, IN)
-    head = tl.dot(_inputs(x, _rows(start, 0, ROWS), end, channels, IN), some, input_precision="ieee")
+    head = tl.dot(_inputs(x, rows_of_tile(start, 0, ROWS), end, channels, IN), some, input_precision="ieee")
     shift = tl.sum(head, 0) / tl.minimum(end - start, ROWS).to(tl.float32)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = _rows(start, tile, ROWS)
+        row = rows_of_tile(start, tile, ROWS)
         y = tl.dot(_inputs(x, row, end, channels, IN), some, input_precision="ieee")
         value = tl.where(row < end, y - shift[None, :], 0.0)
         total += value
@@ -83,15 +67,7 @@ def statistics(
     store_partial(partials, 0, 2, outputs, out, exists, tl.sum(total, 0))
     store_partial(partials, 1, 2, outputs, out, exists, tl.sum(squares, 0))
     if is_last(counters):
-        count = (end - start).to(tl.float32)
-        mean = merged_sum(partials, 0, 2, outputs, out, exists, BLOCK) / count
-        variance = merged_sum(partials, 1, 2, outputs, out, exists, BLOCK) / count - mean * mean
-        variance = tl.where(variance < 0.0, 0.0, variance)  # not tl.maximum, which would hide NaN
-        unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
-        into = result + tl.program_id(2) * STATISTICS * outputs + out
-        tl.store(into + MEAN * outputs, shift + mean, mask=exists)
-        tl.store(into + VARIANCE * outputs, unbiased, mask=exists)
-        tl.store(into + RSTD * outputs, 1.0 / tl.sqrt(variance + eps), mask=exists)
+        store_statistics(result, running_var, partials, shift, end - start, outputs, out, exists, eps, BLOCK)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -104,10 +80,10 @@ def output(
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(outputs, BLOCK)
     stats += tl.program_id(2) * STATISTICS * outputs
-    _mean, _rstd, factor, summand = _line(stats, weight, bias, outputs, out, exists)
+    _mean, _rstd, factor, summand = norm_line(stats, weight, bias, outputs, out, exists)
     some = _filters(filters, channels, out, exists, IN)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = _rows(start, tile, ROWS)
+        row = rows_of_tile(start, tile, ROWS)
         y = tl.dot(_inputs(x, row, end, channels, IN), some, input_precision="ieee")
         value = apply_activation(y * factor[None, :] + summand[None, :], ACT).to(a.dtype.element_ty)
         tl.store(a + row * outputs + out[None, :], value, mask=(row < end) & exists[None, :])
@@ -127,14 +103,14 @@ def gradient_sums(
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(outputs, BLOCK)
     stats += tl.program_id(2) * STATISTICS * outputs
-    _mean, _rstd, factor, summand = _line(stats, weight, bias, outputs, out, exists)
+    _mean, _rstd, factor, summand = norm_line(stats, weight, bias, outputs, out, exists)
     some = _filters(filters, channels, out, exists, IN)
     dz_x = tl.zeros([BLOCK, IN], tl.float32)
     y_x = tl.zeros([BLOCK, IN], tl.float32)
     dz_sum = tl.zeros([BLOCK, _ONES], tl.float32)  # equal columns
     x_sum = tl.zeros([BLOCK, IN], tl.float32)  # equal rows
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = _rows(start, tile, ROWS)
+        row = rows_of_tile(start, tile, ROWS)
         value = _inputs(x, row, end, channels, IN)
         given = tl.load(da + row * outputs + out[None, :], mask=(row < end) & exists[None, :], other=0.0)
         y = tl.dot(value, some, input_precision="ieee")
@@ -174,7 +150,9 @@ def weight_gradients(
     for group in range(num_groups):
         start = group * group_rows
         count = tl.where(group == num_groups - 1, num_rows - start, group_rows).to(tl.float32)
-        mean, rstd, factor, summand = _line(stats + group * STATISTICS * outputs, weight, bias, outputs, out, exists)
+        mean, rstd, factor, summand = norm_line(
+            stats + group * STATISTICS * outputs, weight, bias, outputs, out, exists
+        )
         own = parts + group * (2 * products + outputs + channels)
         dz_x = tl.load(own + at, mask=mask, other=0.0)
         y_x = tl.load(own + products + at, mask=mask, other=0.0)
@@ -203,7 +181,7 @@ def input_gradient(
     channels, outputs = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     lines += tl.program_id(2) * LINES * outputs
-    row, k = _rows(start, tl.program_id(0), ROWS), tl.arange(0, IN)[None, :]
+    row, k = rows_of_tile(start, tl.program_id(0), ROWS), tl.arange(0, IN)[None, :]
     value = _inputs(x, row, end, channels, IN)
     total = tl.zeros([ROWS, IN], tl.float32)
     for first in tl.range(0, outputs, BLOCK, num_stages=STAGES):

@@ -13,7 +13,6 @@ from reconv.kernels.batch_norm.triton import (
     ROWS_PER_THREAD,
     RSTD,
     STATISTICS,
-    VARIANCE,
     activation_grad,
     apply_activation,
     bounds,
@@ -22,6 +21,7 @@ from reconv.kernels.batch_norm.triton import (
     merged_sum,
     row_of,
     store_partial,
+    store_statistics,
     tile_of,
 )
 
@@ -81,18 +81,8 @@ def statistics(
     store_partial(partials, 0, 2, channels, at, exists, tl.sum(total, 0))
     store_partial(partials, 1, 2, channels, at, exists, tl.sum(squares, 0))
     if is_last(counters):
-        count = (end - start).to(tl.float32)
-        mean = merged_sum(partials, 0, 2, channels, at, exists, BLOCK) / count
-        variance = merged_sum(partials, 1, 2, channels, at, exists, BLOCK) / count - mean * mean
-        variance = tl.where(variance < 0.0, 0.0, variance)  # not tl.maximum, which would hide NaN
-        unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
-        if end - start == 1:  # no variance: keep the running one
-            running_var = _choose(part, running_var0, running_var1, running_var2)
-            unbiased = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
-        out = result + tl.program_id(2) * STATISTICS * channels + at
-        tl.store(out + MEAN * channels, shift + mean, mask=exists)
-        tl.store(out + VARIANCE * channels, unbiased, mask=exists)
-        tl.store(out + RSTD * channels, 1.0 / tl.sqrt(variance + eps), mask=exists)
+        running_var = _choose(part, running_var0, running_var1, running_var2) - first
+        store_statistics(result, running_var, partials, shift, end - start, channels, at, exists, eps, BLOCK)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import (
-    MEAN,
-    RSTD,
     STATISTICS,
     activation_grad,
     apply_activation,
@@ -18,25 +16,12 @@ from reconv.kernels.batch_norm.triton import (
     channels_of,
     is_last,
     merged_sum,
+    norm_line,
+    rows_of_tile,
     store_partial,
 )
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
-
-
-@triton.jit
-def _rows(start, tile, ROWS: tl.constexpr):
-    """The rows of a tile [rows, 1]."""
-    return start + tile * ROWS + tl.arange(0, ROWS)[:, None]
-
-
-@triton.jit
-def _line(stats, weight, bias, channels, channel, exists):
-    """Mean, 1 / std, scale and shift of each channel's norm."""
-    mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
-    rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
-    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * rstd
-    return mean, rstd, factor, tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) - mean * factor
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -48,7 +33,7 @@ def project(
     channels, out_channels = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     stats += tl.program_id(2) * STATISTICS * channels
-    row, out = _rows(start, tl.program_id(0), ROWS), tl.arange(0, OUT)
+    row, out = rows_of_tile(start, tl.program_id(0), ROWS), tl.arange(0, OUT)
     total = tl.zeros([ROWS, OUT], tl.float32)
     for first in tl.range(0, channels, BLOCK, num_stages=STAGES):
         channel = first + tl.arange(0, BLOCK)
@@ -59,7 +44,7 @@ def project(
             mask=exists[:, None] & (out < out_channels)[None, :],
             other=0.0,
         )
-        _mean, _rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+        _mean, _rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
         z = value.to(tl.float32) * factor[None, :] + summand[None, :]
         total = tl.dot(apply_activation(z, ACT).to(some.dtype), some, total, input_precision="ieee")
     mask = (row < end) & (out < out_channels)[None, :]
@@ -85,14 +70,14 @@ def gradient_sums(
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
     stats += tl.program_id(2) * STATISTICS * channels
-    mean, rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+    mean, rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
     some = _filters(filters, out_channels, channels, channel, exists, OUT)
     out = tl.arange(0, OUT)
     plain_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     with_x = tl.zeros([ROWS, BLOCK], tl.float32)
     of_filters = tl.zeros([OUT, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = _rows(start, tile, ROWS)
+        row = rows_of_tile(start, tile, ROWS)
         given = tl.load(
             dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
         )
@@ -131,13 +116,13 @@ def gradient(
     stats += tl.program_id(2) * STATISTICS * channels
     sums += tl.program_id(2) * channels
     count = (end - start).to(tl.float32)
-    mean, rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+    mean, rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
     offset = tl.load(sums + channel, mask=exists, other=0.0) / count
     slope = tl.load(sums + tl.num_programs(2) * channels + channel, mask=exists, other=0.0) / count * rstd
     some = _filters(filters, out_channels, channels, channel, exists, OUT)
     out = tl.arange(0, OUT)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = _rows(start, tile, ROWS)
+        row = rows_of_tile(start, tile, ROWS)
         given = tl.load(
             dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
         )
