@@ -50,7 +50,7 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files.values())
 
 
-def entry_of(data: bytes | bytearray) -> FileEntry:
+def entry_of(data: bytes | memoryview) -> FileEntry:
     """The entry of a file with this content."""
     return FileEntry(hashlib.sha256(data).hexdigest(), len(data))
 

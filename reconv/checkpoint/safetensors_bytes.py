@@ -1,7 +1,8 @@
 """The bytes of a safetensors file, in one buffer and with one copy of every tensor.
 
 The layout is that of the `safetensors` library, which copies every tensor twice, needs contiguous ones, and writes
-metadata in random order.
+metadata in random order. Everything that takes long runs without the GIL, so that a training loop in another thread goes
+on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DTYPES = {
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
 
 
-def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytearray:
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> memoryview:
     """The content of a safetensors file; equal tensors and metadata give equal bytes."""
     names = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
     entries: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -43,10 +44,10 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)
-    data = bytearray(first + end)
+    buffer = torch.empty(first + end, dtype=torch.uint8)  # a bytearray would be filled with zeros first
+    data: memoryview = buffer.numpy().data
     data[:first] = len(text).to_bytes(8, "little") + text
-    if end:
-        _copy_into(torch.frombuffer(data, dtype=torch.uint8, offset=first), [tensors[name] for name in names])
+    _copy_into(buffer[first:], [tensors[name] for name in names])
     return data
 
 

@@ -97,7 +97,7 @@ def fsync_dir(path: Path) -> None:
             os.close(descriptor)
 
 
-def write_atomic(path: Path, content: bytes | bytearray | str, fs: FileSystem | None = None) -> None:
+def write_atomic(path: Path, content: bytes | memoryview | str, fs: FileSystem | None = None) -> None:
     """Create or replace a file: readers, and a crash at any moment, see the old content or the new one.
 
     Text is written as UTF-8. Bytes of file names that are not UTF-8 are escaped; JSON reads the escapes back as they
@@ -117,7 +117,7 @@ def write_atomic(path: Path, content: bytes | bytearray | str, fs: FileSystem | 
     retry_transient(write, path)  # a new file each time: after a failed fsync the old one may have lost data
 
 
-def _write_renamed(path: Path, data: bytes | bytearray, fs: FileSystem) -> None:
+def _write_renamed(path: Path, data: bytes | memoryview, fs: FileSystem) -> None:
     with _renamed_on_success(path, None, fs) as temporary:
         write_synced(temporary, data, fs)
 
@@ -147,7 +147,7 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
         os.fsync(file.fileno())
 
 
-def write_synced(path: Path, data: bytes | bytearray, fs: FileSystem) -> None:
+def write_synced(path: Path, data: bytes | memoryview, fs: FileSystem) -> None:
     """Write a file in place and wait until it is on disk."""
     with naming(path), fs.create(path) as file:
         rest = memoryview(data)
