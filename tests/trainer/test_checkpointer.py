@@ -17,9 +17,11 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import CheckpointStore
+from reconv.device.cpu import Cpu
 from reconv.errors import ExitCode, ResourceError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress
+from reconv.trainer.checkpointer import snapshot
 
 TINY = {
     "length": "6step",
@@ -65,6 +67,30 @@ class SlowDisk:
     def observe(self, event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step >= self._until_step:
             self._reached.set()
+
+
+def test_a_snapshot_has_the_tensors_at_the_call_whatever_their_size_and_layout() -> None:
+    large = torch.randn(8, 64, 8, 8).to(memory_format=torch.channels_last)
+    model = {
+        "large": large,
+        "small": torch.randn(3, 4, 2, 2).to(memory_format=torch.channels_last),
+        "transposed": torch.arange(6.0).view(2, 3).t(),
+        "scalar": torch.tensor(7.5),
+        "empty": torch.zeros(0, 3),
+        "steps": torch.tensor(12),
+        "half": torch.randn(5).half(),
+    }
+    parts = {"model": model, "optimizer": {name: tensor + 1 for name, tensor in model.items()}}
+    before = {part: {name: tensor.clone() for name, tensor in tensors.items()} for part, tensors in parts.items()}
+    wait = snapshot(parts, Cpu())
+    for tensors in parts.values():
+        for tensor in tensors.values():
+            tensor.zero_()
+    found = wait()
+    assert {part: list(tensors) for part, tensors in found.items()} == {part: list(model) for part in parts}
+    for part, tensors in before.items():
+        assert all(torch.equal(found[part][name], tensor) for name, tensor in tensors.items())
+        assert all(found[part][name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
 def test_background_save_writes_the_state_at_the_call(
