@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,12 +37,27 @@ class Counters:
         return any(h["step"] == step for h in self.history)
 
 
+@dataclass(frozen=True, slots=True)
+class _PendingProgress:
+    """What is logged once the device has computed the sums."""
+
+    make_event: Callable[..., TrainProgress]  # from loss, metrics, grad_norm and loss_scale
+    metric_names: tuple[str, ...]
+    read: Callable[[], Tensor]  # of loss, weight, gradient norm, loss scale and metrics
+    has_loss_scale: bool
+
+
 class ProgressLogger:
-    """Sums loss and metrics on the device between two log points, and logs their means with the throughput."""
+    """Sums loss and metrics on the device between two log points, and logs their means with the throughput.
+
+    `log` does not wait for the device: it would have nothing to do until the host has launched the next step. The
+    values are read and logged by `flush`.
+    """
 
     def __init__(self, run: TrainingRun, train_state: TrainState) -> None:
         self._run = run
         self._state = train_state
+        self._pending: _PendingProgress | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -61,29 +78,49 @@ class ProgressLogger:
 
     def log(self, step: int) -> None:
         """Log the steps since the last call, if there are any; `step` is the number of steps done."""
+        self.flush()
         if self._loss is None or self._last is None:
             return
         run, plan = self._run, self._run.plan
-        # One read for all values: each would make the host wait for the device.
-        values = torch.stack([self._loss, to_accumulate_dtype(self._last.grad_norm), *self._metrics.values()]).tolist()
-        metrics, weight = dict(zip(self._metrics, values[2:], strict=True)), float(self._weight)
         rates = run.clock.interval()
+        make_event = partial(
+            TrainProgress,
+            step=step,
+            epoch=step / plan.steps_per_epoch,
+            lr=learning_rate(plan.schedule, step - 1),
+            metrics_note="on mixed images" if run.recipe.augment.mixes else "",
+            images_per_s=rates.images_per_s,
+            compute_images_per_s=rates.compute_images_per_s,
+            data_wait_fraction=rates.data_wait_fraction,
+            memory_bytes=run.device.peak_memory_bytes(),
+            eta_s=run.clock.eta_s((plan.total_steps - step) * plan.global_batch),
+        )
         loss_scale = self._state.network.precision.loss_scale
-        run.logger.log(
-            TrainProgress(
-                step=step,
-                epoch=step / plan.steps_per_epoch,
-                loss=values[0] / weight,
-                lr=learning_rate(plan.schedule, step - 1),
-                metrics=self._state.task.train_metrics(metrics, weight),
-                metrics_note="on mixed images" if run.recipe.augment.mixes else "",
-                grad_norm=values[1],
-                images_per_s=rates.images_per_s,
-                compute_images_per_s=rates.compute_images_per_s,
-                data_wait_fraction=rates.data_wait_fraction,
-                memory_bytes=run.device.peak_memory_bytes(),
-                eta_s=run.clock.eta_s((plan.total_steps - step) * plan.global_batch),
-                loss_scale=None if loss_scale is None else float(loss_scale),
+        values = (self._loss, self._weight, self._last.grad_norm, 1.0 if loss_scale is None else loss_scale)
+        read = run.device.copy_to_host(_stack((*values, *self._metrics.values()), self._loss))
+        self._pending = _PendingProgress(make_event, tuple(self._metrics), read, loss_scale is not None)
+        self._reset()
+        if run.device.kind == "cpu":
+            self.flush()  # there is nothing to wait for
+
+    def flush(self) -> None:
+        """Log what `log` was called for last; waits until the device has computed it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        # One read for all values: each would make the host wait for the device.
+        loss, weight, grad_norm, loss_scale, *metrics = pending.read().tolist()
+        sums = dict(zip(pending.metric_names, metrics, strict=True))
+        self._run.logger.log(
+            pending.make_event(
+                loss=loss / weight,
+                metrics=self._state.task.train_metrics(sums, weight),
+                grad_norm=grad_norm,
+                loss_scale=loss_scale if pending.has_loss_scale else None,
             )
         )
-        self._reset()
+
+
+def _stack(values: Sequence[Tensor | float], like: Tensor) -> Tensor:
+    """Scalars as one tensor with the dtype and device of another one."""
+    return torch.stack([value.to(like) if isinstance(value, Tensor) else like.new_full((), value) for value in values])

@@ -69,6 +69,9 @@ class Trainer:
         """Train from the current step to the end of the plan."""
         try:
             self._fit()
+        except ReconvError:
+            self.progress.flush()
+            raise
         finally:
             self.clock.phases.enter(Phase.END)
             for callback in self.callbacks:
@@ -92,6 +95,7 @@ class Trainer:
             if self.is_paused:
                 break
         self.progress.log(self.counters.step)
+        self.progress.flush()
         self.clock.phases.enter(Phase.END)
         if self.is_paused:
             self._pause()
@@ -126,6 +130,7 @@ class Trainer:
             result = self.step(step, micro_batches)
         for callback in self.callbacks:
             callback.on_step_end(self, step, result, micro_batches)
+        self.progress.flush()  # of the step before, which has ended by now
         self.progress.add(result)
         self.clock.count_step(self.plan.global_batch)
         self.liveness.touch()
@@ -141,6 +146,7 @@ class Trainer:
         """Evaluate, and return whether the monitored metric is the best so far."""
         if not self._evaluation_is_due():
             return False
+        self.progress.flush()
         step, evaluator, history = self.counters.step, self.evaluator, self.counters.history
         before = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
         try:
