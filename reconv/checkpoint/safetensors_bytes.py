@@ -1,8 +1,8 @@
 """The bytes of a safetensors file, in one buffer and with one copy of every tensor.
 
 The layout is that of the `safetensors` library, which copies every tensor twice, needs contiguous ones, and writes
-metadata in random order. Everything that takes long runs without the GIL, so that a training loop in another thread goes
-on meanwhile.
+metadata in random order. Everything that takes long runs without the GIL, so that a training loop in another thread
+goes on meanwhile.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, count_hpus, has_hpu
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
+from reconv.logging.clock import TimingEvent
 from reconv.recipe.engine_fields import EngineConfig
 
 
@@ -55,6 +56,10 @@ class Device(Protocol):
 
     def warm_up(self) -> None:
         """Start loading the libraries of the first step; called when determinism and benchmarking are configured."""
+        ...
+
+    def record_event(self) -> TimingEvent | None:
+        """An event after the work that was launched so far, to be timed; None: the device has no such events."""
         ...
 
     def graph_capture(self) -> CudaGraph | None:

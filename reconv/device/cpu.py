@@ -49,6 +49,10 @@ class Cpu:
         copied = value.detach().clone()
         return lambda: copied
 
+    def record_event(self) -> None:
+        """Work on the host is done when a call returns."""
+        return None
+
     def graph_capture(self) -> None:
         return None
 

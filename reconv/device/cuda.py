@@ -144,6 +144,12 @@ class Cuda:
 
         return wait
 
+    def record_event(self) -> torch.cuda.Event:
+        """An event after the work that was launched so far, to be timed."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def graph_capture(self) -> CudaGraph:
         return CudaGraph(self.torch)
 

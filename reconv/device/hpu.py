@@ -70,6 +70,9 @@ class Hpu:
         value_then = value.detach().clone()
         return lambda: value_then.cpu()
 
+    def record_event(self) -> None:
+        return None
+
     def graph_capture(self) -> None:
         """Steps are not captured: lazy mode collects them into graphs by itself."""
         return None

@@ -55,6 +55,9 @@ class Mps:
         value_then = value.detach().clone()
         return lambda: value_then.cpu()
 
+    def record_event(self) -> None:
+        return None
+
     def graph_capture(self) -> None:
         return None
 

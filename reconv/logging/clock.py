@@ -1,14 +1,17 @@
 """Training throughput and remaining time, with and without the time spent waiting for data.
 
-Time counts either as a step or as a pause; waiting is part of its step; the first steps are not timed.
+Time counts either as a step or as a pause; waiting is part of its step; the first steps are not timed. While the host
+fetches a batch, a GPU may still be busy with the step before: only the time in which it had nothing to do is a wait.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from reconv.logging.phases import Phase, PhaseTimer
 
@@ -25,18 +28,52 @@ class ThroughputRates:
     data_wait_fraction: float
 
 
+class TimingEvent(Protocol):
+    """A moment in the work of a device, like a `torch.cuda.Event` that was recorded."""
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """The milliseconds from here to a later event; the device has reached both."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """The fetch of a batch by the host, and what the device did meanwhile."""
+
+    step: int
+    host_s: float
+    step_ended: TimingEvent  # the work on the step before
+    step_begins: TimingEvent  # the work on the step that the batch is for
+
+    def overlap_s(self) -> float:
+        """How much of the fetch the device was busy."""
+        idle_s = self.step_ended.elapsed_time(self.step_begins) / 1000
+        return max(0.0, self.host_s - idle_s)
+
+
 class RunClock:
-    """Measures throughput, data waits and the remaining time of a run, and assigns their time to `phases`."""
+    """Measures throughput, data waits and the remaining time of a run, and assigns their time to `phases`.
+
+    `record_event` marks a moment in the work of the device; None: the host waits for the device after every step.
+    """
 
     def __init__(
         self,
         warmup_steps: int = _WARMUP_STEPS,
         now: Callable[[], float] = time.perf_counter,
         phases: PhaseTimer | None = None,
+        record_event: Callable[[], TimingEvent | None] = lambda: None,
     ) -> None:
         self.phases = phases or PhaseTimer(now=now)
         self.startup_s: float | None = None  # from the start of `phases` to the end of the first step
         self._now = now
+        self._record_event = record_event
+        self._step_ended: TimingEvent | None = None
+        self._fetches: deque[_Fetch] = deque()  # of which it is not known yet how busy the device was
         self._warmup_steps = warmup_steps
         self._mark_s = now()
         self._warm_s: float | None = self._mark_s if warmup_steps == 0 else None  # end of the warm-up
@@ -54,7 +91,10 @@ class RunClock:
             with self.phases.during(Phase.DATA_WAIT if self._steps else Phase.FIRST_STEP):
                 yield
         finally:
-            self._step_wait_s += self._now() - began_s
+            host_s = self._now() - began_s
+            self._step_wait_s += host_s
+            if self._step_ended is not None and (step_begins := self._record_event()) is not None:
+                self._fetches.append(_Fetch(self._steps, host_s, self._step_ended, step_begins))
 
     @contextmanager
     def paused(self, phase: Phase) -> Iterator[None]:
@@ -69,6 +109,7 @@ class RunClock:
     def count_step(self, images: int) -> None:
         """A step over `images` images has ended, and the next one starts."""
         now_s = self._now()
+        self._step_ended = self._record_event()
         self._steps += 1
         if self.startup_s is None:
             self.startup_s = self.phases.elapsed_s
@@ -85,6 +126,17 @@ class RunClock:
             self._warm_s = now_s
         self._mark_s = now_s
         self._step_wait_s = self._step_pause_s = 0.0
+        self._subtract_overlaps()
+
+    def _subtract_overlaps(self) -> None:
+        """Count as training what was counted as waiting although the device was busy, where that is known by now."""
+        while self._fetches and self._fetches[0].step_begins.query():
+            fetch = self._fetches.popleft()
+            overlap_s = fetch.overlap_s()
+            self.phases.move(Phase.DATA_WAIT, Phase.TRAINING, overlap_s)
+            if fetch.step >= self._warmup_steps:
+                self._wait_s -= overlap_s
+                self._interval_wait_s -= overlap_s
 
     def interval(self) -> ThroughputRates:
         """The rates since the last call."""
@@ -101,6 +153,7 @@ class RunClock:
     @property
     def wait_s(self) -> float:
         """Of `train_s`, seconds spent waiting for data."""
+        self._subtract_overlaps()
         return self._wait_s
 
     @property
@@ -117,6 +170,7 @@ class RunClock:
 
 def rates_of(images: int, train_s: float, wait_s: float) -> ThroughputRates:
     """The rates of sums; None for a time of zero."""
+    wait_s = max(0.0, wait_s)  # what an interval subtracts may belong to the last step of the one before
     compute_s = train_s - wait_s
     return ThroughputRates(
         images_per_s=images / train_s if train_s > 0 else None,

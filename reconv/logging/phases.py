@@ -57,6 +57,11 @@ class PhaseTimer:
         finally:
             self.enter(outer)
 
+    def move(self, source: Phase, target: Phase, seconds: float) -> None:
+        """Count time that was assigned to one phase, which has ended, for another one."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+
     @property
     def elapsed_s(self) -> float:
         return self._now() - self._start_s

@@ -163,7 +163,7 @@ class TrainingRun(PreparedRun):
                 )
             )
             _log_start(prepared, run_dir, args.command, logger)
-            clock = RunClock(phases=prepared.phases)
+            clock = RunClock(phases=prepared.phases, record_event=prepared.device.record_event)
             finalizer = RunFinalizer(prepared, run_dir, clock, logger)
             stack.enter_context(finalizer.finalize())
             yield cls(
