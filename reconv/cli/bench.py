@@ -19,7 +19,7 @@ from reconv.cli.options import (
     parse_settings,
     print_line,
     set_option,
-    start_kernel_compiler,
+    start_cuda,
     trust_option,
     trust_or_ask,
 )
@@ -121,7 +121,7 @@ def train(
         ("data.num_workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
-    start_kernel_compiler(device, devices)
+    start_cuda(device, devices)
 
     from reconv.bench.baselines import find_baselines
     from reconv.bench.bench_train import bench_train

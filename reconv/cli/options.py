@@ -268,12 +268,19 @@ def pause_gc() -> Iterator[None]:
         gc.enable()
 
 
-def start_kernel_compiler(device: str, devices: int | None) -> None:
-    """Start the kernel compiler process before torch is imported, unless this process only launches others."""
+def start_cuda(device: str, devices: int | None) -> None:
+    """Start what a run on a GPU needs while torch is imported, unless this process only launches others.
+
+    That is the kernel compiler, a process, and the CUDA context; which GPU a launcher's process uses is decided later.
+    """
+    from reconv.cuda_context import start_cuda_context
+    from reconv.distributed.environment import read_launch_env
     from reconv.kernels.jit import compile_process
 
     if devices is None:
         compile_process.start_compiler(device)
+        if read_launch_env().world_size == 1:
+            start_cuda_context(device)
 
 
 def emit_json(result: object, json_file: str) -> None:

@@ -16,7 +16,7 @@ from reconv.cli.options import (
     parse_settings,
     print_note,
     set_option,
-    start_kernel_compiler,
+    start_cuda,
     stop_after_option,
     trust_option,
     trust_or_ask,
@@ -82,7 +82,7 @@ def resume(
     if devices is None and read_launch_env().world_size == 1:
         devices = _available(stored.get("devices"), device)
     silence_torch()
-    start_kernel_compiler(device, devices)
+    start_cuda(device, devices)
     nic = nic or stored.get("nic")
     args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
     return run_training(args, str(run_dir.path), True, stop_after)

@@ -25,7 +25,7 @@ from reconv.cli.options import (
     parse_settings,
     pause_gc,
     set_option,
-    start_kernel_compiler,
+    start_cuda,
     stop_after_option,
 )
 from reconv.distributed.environment import read_launch_env
@@ -113,7 +113,7 @@ def train(
     """
     overrides = recipe_overrides(options, devices or read_launch_env().world_size)
     silence_torch()
-    start_kernel_compiler(device, 1 if elastic else devices)
+    start_cuda(device, 1 if elastic else devices)
     args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file, trust_code)
     if dry_run is not None or compile_only:
         _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, elastic)

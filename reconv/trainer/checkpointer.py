@@ -187,8 +187,8 @@ class Checkpointer:
 def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Callable[[], dict[str, dict[str, Tensor]]]:
     """Start copying tensors to the host as they are now; call the result, in any thread, to wait for the copies.
 
-    Small tensors of a dtype are copied together: starting a copy takes the host 50 us, and most tensors of a network are
-    the few numbers per channel of its norms.
+    Small tensors of a dtype are copied together: starting a copy takes the host 50 us, and most tensors of a network
+    are the few numbers per channel of its norms.
     """
     named = {(part, name): tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
     if any(tensor.device.type == "cpu" for tensor in named.values()):

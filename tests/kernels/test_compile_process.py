@@ -65,7 +65,7 @@ def test_a_compiler_that_cannot_start_returns_no_results(monkeypatch: pytest.Mon
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompilerProcess]]:
     """The started and not yet acquired compilers, on a machine that appears to have a GPU."""
-    monkeypatch.setattr(compiler, "_NVIDIA", Path("/dev/null"))
+    monkeypatch.setattr(compiler, "NVIDIA_DRIVER", Path("/dev/null"))
     monkeypatch.setattr(sys, "executable", "/bin/cat")  # waits for its input, as the program does
     yield compiler._started
     compiler.stop_compiler()
@@ -82,7 +82,7 @@ def test_the_compiler_starts_once_and_only_with_a_gpu(
     assert compiler.acquire_compiler() is first and not started
     first.compile(TARGET, [])
     first.process.wait(TIMEOUT_S)
-    monkeypatch.setattr(compiler, "_NVIDIA", Path("/no/such/device"))
+    monkeypatch.setattr(compiler, "NVIDIA_DRIVER", Path("/no/such/device"))
     compiler.start_compiler("auto")
     assert not started
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from reconv.cuda_context import NVIDIA_DRIVER
+
 _PROGRAM = "reconv.kernels.jit.compile_variants"
-_NVIDIA = Path("/dev/nvidiactl")
 
 
 class CompilerProcess:
@@ -63,7 +63,7 @@ _started: list[CompilerProcess] = []
 def start_compiler(device: str) -> None:
     """Start the compiler if a run on this device may need it; it initializes while torch is imported."""
     is_wanted = device == "auto" or device.startswith("cuda")
-    if not _started and is_wanted and sys.executable and _NVIDIA.exists() and find_spec("triton") is not None:
+    if not _started and is_wanted and sys.executable and NVIDIA_DRIVER.exists() and find_spec("triton") is not None:
         with suppress(OSError):  # if no process can be started, kernels are compiled at first launch
             _started.append(CompilerProcess())
 
