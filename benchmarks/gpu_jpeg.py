@@ -1,7 +1,7 @@
 """Measure on a CUDA GPU how fast images come from JPEG files, with and without its JPEG decoder.
 
-    python -m benchmarks.gpu_jpeg IMAGES [--recipe resnet50] [--workers N] [--shares auto 0.5] [--json FILE]
-    taskset -c 0-3 python -m benchmarks.gpu_jpeg IMAGES --recipe resnet18        # few cores, a small network
+    python -m benchmarks.gpu_jpeg IMAGES [--recipe resnet50] [--workers N] [--shares auto 0.5] [--set A.B=V] [--json FILE]
+    taskset -c 0-3 python -m benchmarks.gpu_jpeg IMAGES --recipe resnet18 --set precision.mode=bf16    # few cores
 
 IMAGES is a folder of JPEG files; links to them make a tree of 1000 classes in a temporary folder. Measured are decoding
 alone, decoding with crops, the loader alone with each backend, and the network's training step from files against the
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--shares", nargs="*", default=["auto", "0.5"])
     parser.add_argument("--backends", nargs="*", default=["auto"], help="without the GPU")
     parser.add_argument("--steps", type=int, default=60, help="in a window; four windows each")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=V", help="a recipe field, for all variants")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with linked_tree(options.images) as tree:
@@ -137,17 +138,19 @@ def measure_all(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
         return {name: measured[name] for name in ("images_per_s", "window_images_per_s", "step_ms")}
 
     add("decoder alone", decoder_rates(tree, 224))
-    workers = {"data.num_workers": options.workers} if options.workers else {}
-    variants = {name: overrides_of(**{"data.backend": name}, **workers) for name in options.backends}
+    given: dict[str, object] = dict(setting.split("=", 1) for setting in options.set)
+    if options.workers:
+        given["data.num_workers"] = options.workers
+    variants = {name: overrides_of(**{"data.backend": name}, **given) for name in options.backends}
     for share in options.shares:
         value = share if share == "auto" else float(share)
-        variants[f"gpu {share}"] = overrides_of(**{"data.backend": "gpu", "data.gpu_decode_fraction": value}, **workers)
+        variants[f"gpu {share}"] = overrides_of(**{"data.backend": "gpu", "data.gpu_decode_fraction": value}, **given)
     for name, overrides in variants.items():
         add(f"loader alone, {name}", loader_rate(options.recipe, overrides, tree, 40))
-    add("training, images on the device", train(overrides_of(), None))
+    add("training, images on the device", train(overrides_of(**given), None))
     for name, overrides in variants.items():
         add(f"training, {name}", train(overrides, tree))
-    add("training, images on the device again", train(overrides_of(), None))
+    add("training, images on the device again", train(overrides_of(**given), None))
     return result
 
 
