@@ -1,6 +1,6 @@
 """Measure on a CUDA GPU how fast images come from JPEG files, with and without its JPEG decoder.
 
-    python -m benchmarks.gpu_jpeg IMAGES [--recipe resnet50] [--workers N] [--shares auto 0.5] [--set A.B=V] [--json FILE]
+    python -m benchmarks.gpu_jpeg IMAGES [--recipe resnet50] [--workers N] [--shares auto] [--set A.B=V] [--json FILE]
     taskset -c 0-3 python -m benchmarks.gpu_jpeg IMAGES --recipe resnet18 --set precision.mode=bf16    # few cores
 
 IMAGES is a folder of JPEG files; links to them make a tree of 1000 classes in a temporary folder. Measured are decoding
