@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ _MAX_IMAGE_SIDE = 1400
 # Tiny images are small as PNG and are shown enlarged, where JPEG artifacts would be visible.
 _MAX_PNG_TILE_BYTES = 6_000
 _MAX_PNG_IMAGE_BYTES = 300_000
+_MAX_FASTER = 3  # the fastest compression of pixels gives at most so many times the bytes of a PNG
 
 
 def embed(run_dir: Path, event: ImageLogged, budget_bytes: int) -> list[str] | None:
@@ -65,9 +67,16 @@ def _uri(image: Image, columns: int) -> str:
     shown = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB")
     if max(shown.size) > max_side:
         shown.thumbnail((max_side, max_side), Resampling.LANCZOS)
-    file, kind = io.BytesIO(), "png"
-    shown.save(file, "PNG")
-    if len(file.getvalue()) > (_MAX_PNG_TILE_BYTES if is_tile else _MAX_PNG_IMAGE_BYTES):
-        file, kind = io.BytesIO(), "jpeg"
-        shown.save(file, "JPEG", quality=85)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    max_bytes = _MAX_PNG_TILE_BYTES if is_tile else _MAX_PNG_IMAGE_BYTES
+    # Compressing a photograph as PNG takes 20 times as long as a JPEG, only to find it too large.
+    is_photograph = len(zlib.compress(shown.tobytes(), 1)) > _MAX_FASTER * max_bytes
+    content, kind = b"" if is_photograph else _encoded(shown, "PNG"), "png"
+    if is_photograph or len(content) > max_bytes:
+        content, kind = _encoded(shown, "JPEG", quality=85), "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _encoded(image: Image, file_format: str, **options: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
