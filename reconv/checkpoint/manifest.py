@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from reconv.io.transient import is_machine_fault, retry_transient
 NAME = "manifest.json"
 FORMAT = 2  # 2: run_id and recipe_digest
 _CHUNK_BYTES = 1 << 20
+PARALLEL_BYTES = 4 << 20  # from this size on, digests are computed in threads
+_MAX_THREADS = 4
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file of a checkpoint
 
 
@@ -99,13 +102,19 @@ def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
     """Check every file of a checkpoint in full; raises `CheckpointError` naming the file and the problem."""
     files = files or FileSystem()
     manifest = verify_sizes(folder, files)
-    for name, entry in manifest.files.items():
+
+    def digest_of(name: str) -> str:
         path = folder / name
         try:
-            found = retry_transient(lambda path=path: _sha256(path, files), path)  # type: ignore[misc]
+            return retry_transient(lambda: _sha256(path, files), path)
         except OSError as error:
             raise unreadable(path, error) from error
-        _check_sha256(path, found, entry)
+
+    with ThreadPoolExecutor(_MAX_THREADS, "reconv-digest") as threads:  # hashing releases the GIL
+        is_large = manifest.num_bytes >= PARALLEL_BYTES
+        digests = (threads.map if is_large else map)(digest_of, manifest.files)
+        for (name, entry), found in zip(manifest.files.items(), digests, strict=True):
+            _check_sha256(folder / name, found, entry)
     return manifest
 
 

@@ -40,7 +40,6 @@ SUFFIX = ".safetensors"
 _STEP = re.compile(r"step-(\d{9,})")
 _HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
 _PART = re.compile(r"[a-z][a-z0-9_]*")
-_PARALLEL_BYTES = 4 << 20  # from this size on, a file's digest is computed while the file is written
 _HEADROOM_BYTES = 1 << 20  # for headers, state.json and the manifest
 NUM_TRIES = 5  # of a reader whose checkpoint is deleted by retention meanwhile
 
@@ -283,7 +282,7 @@ class CheckpointStore:
                 if not _PART.fullmatch(part):
                     raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
                 name, data = f"{part}{SUFFIX}", encode(tensors, headers.get(part))
-                if len(data) < _PARALLEL_BYTES:
+                if len(data) < manifests.PARALLEL_BYTES:
                     entries[name] = manifests.entry_of(data)
                 else:
                     digests[name] = thread.submit(manifests.entry_of, data)
