@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +20,7 @@ Result = TypeVar("Result")
 _MAX_PACKED_BYTES = 2**16  # of a tensor that is copied together with others
 _POSITIONS = "positions of the batch"  # beside the names of its tensors
 _MAX_PINNED_BYTES = 64 * 2**20  # of one tensor: larger ones are moved once, and pinned memory is never returned
+_invalid_captures: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory refers to them until the end
 
 
 class CudaGraph:
@@ -29,6 +31,7 @@ class CudaGraph:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -42,12 +45,33 @@ class CudaGraph:
         return result
 
     def capture(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Capture work without running it; returns its static outputs and the call that replays it."""
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads load data and pin memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            result = work()
+        """Capture work without running it; returns its static outputs and the call that replays it.
+
+        After an error everything else still works: earlier graphs, later captures, and operations one by one.
+        """
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            # thread_local: other threads load data and pin memory meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                result = work()
+        except BaseException:
+            torch.cuda.set_stream(here)  # torch.cuda.graph does not, if CUDA has invalidated the capture
+            if not _has_ended(graph):
+                self._leave_pool(graph)
+            raise
         return result, graph.replay
+
+    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Undo what torch leaves undone when CUDA has invalidated a capture.
+
+        The allocator still takes the capture for running: it would keep every block that several streams have used,
+        and refuse the next capture into this pool.
+        """
+        _invalid_captures.append(graph)
+        with suppress(RuntimeError):  # the capture had not begun
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()  # that of pinned memory has no such call: use another pool
 
 
 class Cuda:
@@ -120,6 +144,9 @@ class Cuda:
         torch.backends.cudnn.benchmark = limit is not None
         torch.backends.cudnn.benchmark_limit = limit or 0
 
+    def cudnn_benchmark_limit(self) -> int | None:
+        return torch.backends.cudnn.benchmark_limit if torch.backends.cudnn.benchmark else None
+
     def warm_up(self) -> None:
         """Load the libraries of the first step in a thread."""
         Thread(target=self._compute_once, name="wake").start()
@@ -180,6 +207,15 @@ class Cuda:
 
     def describe(self) -> str:
         return f"{self.torch}, {torch.cuda.get_device_name(self.torch)}"
+
+
+def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether the capture of a graph has ended as it should, so that the graph could be replayed."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _is_packed(tensor: Tensor) -> bool:
