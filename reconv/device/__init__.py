@@ -9,6 +9,7 @@ from reconv.device.base import (
     device_kind,
     is_out_of_memory,
     open_device,
+    without_cudnn_benchmark,
 )
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, CudaGraph
@@ -28,4 +29,5 @@ __all__ = [
     "is_out_of_memory",
     "load_backend",
     "open_device",
+    "without_cudnn_benchmark",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import torch
@@ -52,6 +53,10 @@ class Device(Protocol):
 
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Try this many convolution algorithms per shape and keep the fastest; 0: all; None: do not try."""
+        ...
+
+    def cudnn_benchmark_limit(self) -> int | None:
+        """The limit that is set; None: algorithms are not tried."""
         ...
 
     def warm_up(self) -> None:
@@ -142,6 +147,17 @@ def configure_algorithms(device: Device, engine: EngineConfig) -> None:
         # Only when it changes: the call imports torch's compiler, which takes seconds.
         torch.use_deterministic_algorithms(is_deterministic)
     device.warm_up()
+
+
+@contextmanager
+def without_cudnn_benchmark(device: Device) -> Iterator[None]:
+    """Let cuDNN's heuristics choose the algorithms of new shapes inside; what was timed before is still used."""
+    limit = device.cudnn_benchmark_limit()
+    device.set_cudnn_benchmark(None)
+    try:
+        yield
+    finally:
+        device.set_cudnn_benchmark(limit)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

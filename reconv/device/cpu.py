@@ -42,6 +42,9 @@ class Cpu:
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         """There is nothing to choose from."""
 
+    def cudnn_benchmark_limit(self) -> int | None:
+        return None
+
     def warm_up(self) -> None:
         """There is nothing to load."""
 

@@ -63,6 +63,9 @@ class Hpu:
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         """The graph compiler chooses algorithms by itself."""
 
+    def cudnn_benchmark_limit(self) -> int | None:
+        return None
+
     def warm_up(self) -> None:
         """The vendor's package loads everything when it is imported."""
 

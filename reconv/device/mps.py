@@ -48,6 +48,9 @@ class Mps:
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         """There is nothing to choose from."""
 
+    def cudnn_benchmark_limit(self) -> int | None:
+        return None
+
     def warm_up(self) -> None:
         """There is nothing to load."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from reconv.device import Cpu, configure_algorithms
+from reconv.device import Cpu, configure_algorithms, without_cudnn_benchmark
 from reconv.errors import RecipeError
 from reconv.recipe.engine_fields import EngineConfig
 from reconv.recipe.loader import load
@@ -23,6 +23,9 @@ class FakeDevice(Cpu):
 
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         self.limit = limit
+
+    def cudnn_benchmark_limit(self) -> int | None:
+        return self.limit
 
     def warm_up(self) -> None:
         self.settings_at_warm_up = torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ
@@ -73,3 +76,16 @@ def test_a_device_warms_up_after_determinism_is_configured(is_deterministic: boo
     device = FakeDevice()
     configure_algorithms(device, EngineConfig(deterministic=is_deterministic))
     assert device.settings_at_warm_up == (is_deterministic, is_deterministic)
+
+
+@pytest.mark.parametrize("engine", [EngineConfig(cudnn_benchmark_limit="all"), EngineConfig(cudnn_benchmark="off")])
+def test_the_benchmark_is_restored_where_it_was_off_for_a_while(engine: EngineConfig) -> None:
+    device = FakeDevice()
+    configure_algorithms(device, engine)
+    before = device.limit
+    with without_cudnn_benchmark(device):
+        assert device.limit is None
+    assert device.limit == before
+    with pytest.raises(ZeroDivisionError), without_cudnn_benchmark(device):
+        _ = 1 / 0
+    assert device.limit == before
