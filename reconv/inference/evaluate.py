@@ -42,14 +42,13 @@ class InferenceStep:
     precision: PrecisionPolicy
     tta: str = "none"
 
-    def __call__(self, batch: Batch) -> tuple[Any, Batch]:
-        """The model's outputs, and the preprocessed batch they are for. The model must be in eval mode."""
+    def __call__(self, batch: Batch) -> Any:
+        """The model's outputs. The model must be in eval mode."""
         forward = average_views(self.model, self.tta)
         with torch.no_grad():  # not every device supports torch.inference_mode
             prepared = self.preprocess(batch, 0)
             with self.precision.autocast():
-                outputs = forward(prepared["images"])
-        return outputs, prepared
+                return forward(prepared["images"])
 
 
 @contextmanager
@@ -91,15 +90,14 @@ def evaluate(
 def update_metrics(
     metrics: AnyMetrics,
     batches: Iterable[Batch],
-    step: Callable[[Batch], tuple[Any, Batch]],
+    step: Callable[[Batch], Any],
     stop_requested: Callable[[], bool] = lambda: False,
     step_boundary: Callable[[], None] = lambda: None,
 ) -> AnyMetrics:
-    """The same for any function from a batch to outputs and the batch they are for."""
+    """The same for any function from a batch to outputs."""
     for batch in batches:
         if stop_requested():
             raise EvaluationStopped
-        outputs, prepared = step(batch)
-        metrics.update(outputs, prepared)
+        metrics.update(step(batch), batch)
         step_boundary()
     return metrics

@@ -111,8 +111,8 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
     batch_size = request.batch_size or recipe.evaluate.batch_size
     backend = model.backend_choice.for_evaluation(len(dataset))
 
-    def step(batch: Batch) -> tuple[Any, Batch]:
-        return backend(batch["images"]), batch
+    def step(batch: Batch) -> Any:
+        return backend(batch["images"])
 
     def open_loader(finished: Collection[int]) -> EvalLoader:
         num_workers = _num_workers(recipe, dataset, process_group)
