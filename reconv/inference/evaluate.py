@@ -26,6 +26,8 @@ class Updatable(Protocol):
     def update(self, outputs: Any, batch: Batch) -> None: ...
 
 
+# Runs a function from a batch to outputs as a CUDA graph.
+RunCaptured = Callable[[Callable[[Batch], Any], Batch], Any]
 AnyMetrics = TypeVar("AnyMetrics", bound=Updatable)
 
 
@@ -41,9 +43,13 @@ class InferenceStep:
     preprocess: Preprocess
     precision: PrecisionPolicy
     tta: str = "none"
+    run_captured: RunCaptured | None = None  # None: the operations are launched one by one
 
     def __call__(self, batch: Batch) -> Any:
         """The model's outputs. The model must be in eval mode."""
+        return self._run_eager(batch) if self.run_captured is None else self.run_captured(self._run_eager, batch)
+
+    def _run_eager(self, batch: Batch) -> Any:
         forward = average_views(self.model, self.tta)
         with torch.no_grad():  # not every device supports torch.inference_mode
             prepared = self.preprocess(batch, 0)

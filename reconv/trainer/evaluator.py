@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ from torch import nn
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.device import without_cudnn_benchmark
 from reconv.errors import UsageError
-from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate, merge_ranks
+from reconv.inference.evaluate import EvaluationStopped, InferenceStep, RunCaptured, evaluate, merge_ranks
 from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.multilabel_metrics import MultilabelMetrics
@@ -25,6 +27,8 @@ from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.task import Metrics
 from reconv.trainer.build.loaders import build_eval_preprocess
 from reconv.trainer.build.train_state import TrainState
+from reconv.trainer.cuda_graph import GraphCapture
+from reconv.trainer.eval_graphs import EvalGraphs
 
 if TYPE_CHECKING:
     from reconv.trainer.training_run import TrainingRun
@@ -33,12 +37,23 @@ if TYPE_CHECKING:
 class Evaluator:
     """Evaluates the weights of a run, and their EMA if there is one, on all ranks."""
 
-    def __init__(self, run: TrainingRun, train_state: TrainState, loader: EvalLoader, bad_samples: BadSamples) -> None:
+    def __init__(
+        self,
+        run: TrainingRun,
+        train_state: TrainState,
+        loader: EvalLoader,
+        bad_samples: BadSamples,
+        graph_capture: GraphCapture | None = None,
+    ) -> None:
+        """`graph_capture` captures forward passes as CUDA graphs; None: all run eagerly."""
         self._run = run
         self._state = train_state
         self._loader = loader
         self._bad_samples = bad_samples
         self._preprocess = build_eval_preprocess(run.recipe, train_state.network)
+        self._graphs = (
+            None if graph_capture is None else EvalGraphs(graph_capture, run.logger.warning, phases=run.phases)
+        )
         self.metric = train_state.task.metric  # decides which checkpoint is best
         self.monitored_weights = train_state.monitored_weights
         self.is_partial = run.plan.num_val_left_out > 0
@@ -48,10 +63,16 @@ class Evaluator:
 
     def evaluate(self, step: int, stop_requested: Callable[[], bool]) -> list[EvalFinished]:
         """Evaluate after `step` steps; raises `EvaluationStopped` on all ranks if one was asked to stop."""
-        results = [self._evaluate("raw", self._state.network.model, step, stop_requested)]
+        models = {"raw": self._state.network.model}
         if self._state.ema is not None:
-            results.append(self._evaluate("ema", self._state.ema.model, step, stop_requested))
-        return results
+            models["ema"] = self._state.ema.model
+        if self._graphs is None:
+            return [self._evaluate(weights, model, step, stop_requested) for weights, model in models.items()]
+        self._graphs.start_evaluation(step)
+        return [
+            self._evaluate(weights, model, step, stop_requested, partial(self._graphs.run, weights))
+            for weights, model in models.items()
+        ]
 
     def evaluate_file(self, weights: str, path: Path, step: int) -> EvalFinished:
         """Evaluate the weights in a file; `weights` is what the result calls them."""
@@ -60,15 +81,23 @@ class Evaluator:
         load_weights(model, tensors, strict=True, source=str(path))
         return self._evaluate(weights, model, step, lambda: False)
 
-    def _evaluate(self, weights: str, model: nn.Module, step: int, stop_requested: Callable[[], bool]) -> EvalFinished:
+    def _evaluate(
+        self,
+        weights: str,
+        model: nn.Module,
+        step: int,
+        stop_requested: Callable[[], bool],
+        run_captured: RunCaptured | None = None,
+    ) -> EvalFinished:
         start_s = time.perf_counter()
         run, task = self._run, self._state.task
         metrics = task.metrics()
         was_stopped = False
         try:
             precision = self._state.network.precision
-            inference_step = InferenceStep(model, self._preprocess, precision, run.recipe.evaluate.tta)
-            evaluate(inference_step, metrics, self._loader.after(step), stop_requested, run.device.step_boundary)
+            inference_step = InferenceStep(model, self._preprocess, precision, run.recipe.evaluate.tta, run_captured)
+            with without_cudnn_benchmark(run.device):
+                evaluate(inference_step, metrics, self._loader.after(step), stop_requested, run.device.step_boundary)
         except EvaluationStopped:
             was_stopped = True
         self._merge_ranks(metrics, was_stopped)

@@ -50,6 +50,7 @@ from reconv.trainer.build.code import code_digests, describe_changed_code
 from reconv.trainer.build.data_context import DataWaitLogger, open_data_context
 from reconv.trainer.build.init_weights import check_init
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
+from reconv.trainer.build.network import build_graph_capture
 from reconv.trainer.build.task_builder import check_class_weights, check_metric
 from reconv.trainer.build.teacher import read_teacher
 from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
@@ -224,6 +225,8 @@ class TrainingRun(PreparedRun):
         bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
         micro_batch_size = MicroBatchSize(self.plan.micro_groups)
         counters = self._restore(train_state)
+        # One for all: graphs share their memory, also with those of a step that is built again.
+        graph_capture = build_graph_capture(self.recipe, self.device, self.process_group)
         build_step = partial(
             build_train_step,
             self,
@@ -231,12 +234,14 @@ class TrainingRun(PreparedRun):
             self.logger,
             annotate=profiler.annotate,
             micro_batch_size=micro_batch_size,
+            graph_capture=graph_capture,
         )
+        eval_loader = self._eval_loader(bad_samples, context)
         trainer = Trainer(
             plan=self.plan,
             step=build_step(),
             loader=self._train_loader(bad_samples, context),
-            evaluator=Evaluator(self, train_state, self._eval_loader(bad_samples, context), bad_samples),
+            evaluator=Evaluator(self, train_state, eval_loader, bad_samples, graph_capture),
             checkpointer=Checkpointer(self, train_state, bad_samples, micro_batch_size, writer),
             progress=ProgressLogger(self, train_state),
             logger=self.logger,

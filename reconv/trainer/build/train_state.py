@@ -216,14 +216,16 @@ def build_train_step(
     annotate: Annotate = no_annotation,
     micro_batch_size: MicroBatchSize | None = None,
     strategy: ParallelStrategy | None = None,
+    graph_capture: GraphCapture | None = None,
 ) -> TrainStep:
     """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
 
-    Without `micro_batch_size` an out-of-memory error is raised.
+    Without `micro_batch_size` an out-of-memory error is raised. `graph_capture` is what the rest of the run captures
+    with; without it the step has its own.
     """
     recipe, plan, network = run.recipe, run.plan, train_state.network
     strategy = strategy or parallelize(run, network)
-    capture = build_graph_capture(recipe, run.device, run.process_group)
+    capture = graph_capture or build_graph_capture(recipe, run.device, run.process_group)
     oom_retry = None
     # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
     if micro_batch_size is not None and recipe.batch.micro == "auto" and not run.process_group.is_distributed:
