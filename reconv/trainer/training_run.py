@@ -295,6 +295,7 @@ class TrainingRun(PreparedRun):
             bad_samples,
             self.process_group,
             context,
+            keeps_decoded=True,
         )
 
     def _nan_guard(self, train_state: TrainState, counters: Counters) -> NanGuard:

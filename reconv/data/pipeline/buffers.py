@@ -198,13 +198,13 @@ class BufferPool:
     def _take_free(self, num_bytes: int) -> Buffer | None:
         while self._free:
             buffer = self._free.popleft()
-            if buffer.num_bytes == _whole_pages(num_bytes):
+            if buffer.num_bytes == whole_pages(num_bytes):
                 return buffer
             self._release(buffer)  # the size of images has changed
         return None
 
     def _allocate_pinned(self, num_bytes: int) -> Buffer:
-        buffer = self._allocate(_whole_pages(num_bytes))
+        buffer = self._allocate(whole_pages(num_bytes))
         buffer.unpin = self._to_device.pin(torch.frombuffer(buffer.memory, dtype=torch.uint8))
         self._num_buffers += 1
         return buffer
@@ -214,6 +214,6 @@ class BufferPool:
         self._num_buffers -= 1
 
 
-def _whole_pages(num_bytes: int) -> int:
+def whole_pages(num_bytes: int) -> int:
     """Rounded up to pages, the unit of mappings and of pinning."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,6 +1,6 @@
 """Validation batches: every sample exactly once, in batches fixed by position and dealt whole to ranks.
 
-The batches of a small set are kept in memory once they were decoded: preprocessing for evaluation is not random.
+A loader that is used again may keep the batches of a small set: preprocessing for evaluation is not random.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from reconv.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
+from reconv.data.pipeline.kept_batches import KeptBatches
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.sample_pipeline import (
@@ -44,10 +45,12 @@ class EvalLoader:
         bad_samples: BadSamples | None = None,
         make_pipeline: MakeSamplePipeline = make_sample_pipeline,
         finished: Collection[int] = (),
+        keeps_decoded: bool = False,
     ) -> None:
         """`num_workers` threads are opened for each pass if the context has no workers.
 
-        The ranks share the batches whose numbers are not in `finished`.
+        The ranks share the batches whose numbers are not in `finished`. With `keeps_decoded` later passes decode
+        nothing, if the set is small and has no bad samples.
         """
         self.whole_batch: int | None = None  # the number of the last batch; None: bad samples were left out of it
         self._dataset = dataset
@@ -62,8 +65,8 @@ class EvalLoader:
             if context.gpu_decoder is None
             else GpuDecodePipeline(dataset, preprocess, None, fraction=1.0)
         )
-
-        self._kept: dict[int, Batch] = {}  # decoded batches on the host, by number
+        keeps = keeps_decoded and self._fits_in_memory()
+        self._kept = KeptBatches(self._batches, batch_size, context.to_device) if keeps else None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -73,18 +76,12 @@ class EvalLoader:
 
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches, evaluated after `steps_done` training steps; tolerated bad samples are left out."""
-        if self._batches and len(self._kept) == len(self._batches):
-            for number, kept in self._kept.items():
+        if self._kept is not None and self._kept.is_complete:
+            for number, batch in self._kept.send():
                 self.whole_batch = number
-                batch, copy = self._context.to_device.send(kept)
-                if copy is None:
-                    batch = batch.map(torch.clone)  # it may be the kept one, which whoever evaluates must not change
-                else:
-                    copy.wait()
                 yield batch
             return
         gpu_decoder = self._context.gpu_decoder
-        keeps = self._fits_in_memory()
         with (
             read_ahead(self._dataset, self._batches, self._indices, in_order=True) as reached,
             Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher,
@@ -103,8 +100,8 @@ class EvalLoader:
                         gpu_decoder.place(pending, batch["images"], 0)
                     is_whole = len(positions) == len(self._indices(pending.step))
                     self.whole_batch = pending.step if is_whole else None
-                    if keeps and is_whole:
-                        self._kept[pending.step] = filled.map(torch.clone)
+                    if self._kept is not None and is_whole:
+                        self._kept.add(pending.step, filled)
                     yield batch
         if len(self._bad_samples.known("val")) == len(self._dataset):
             raise DataError(

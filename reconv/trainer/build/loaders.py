@@ -64,10 +64,11 @@ def build_eval_loader(
     process_group: ProcessGroup | None = None,
     context: DataContext | None = None,
     finished: Collection[int] = (),
+    keeps_decoded: bool = False,
 ) -> EvalLoader:
     """The loader of a validation set; it shares workers and GPU decoder with training if given its `context`.
 
-    The ranks share the batches that are not `finished`.
+    The ranks share the batches that are not `finished`. `keeps_decoded`: it is used more than once.
     """
     process_group = process_group or ProcessGroup.single()
     eval_context = DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype))
@@ -87,6 +88,7 @@ def build_eval_loader(
         bad_samples,
         sample_pipeline_maker(recipe),
         finished,
+        keeps_decoded,
     )
 
 

@@ -73,15 +73,22 @@ def equal(first: list[Batch], second: list[Batch]) -> bool:
 
 def test_the_images_of_a_small_set_are_decoded_once(tree: Path) -> None:
     dataset = CountedReads(tree, "train")
-    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host())
+    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), keeps_decoded=True)
     first = [batch.map(torch.clone) for batch in loader]
     assert dataset.num_reads == len(dataset) == 11
     assert equal(list(loader), first) and dataset.num_reads == 11
     assert loader.whole_batch == 2
 
 
+def test_a_loader_for_one_pass_keeps_nothing(tree: Path) -> None:
+    dataset = CountedReads(tree, "train")
+    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host())
+    assert [len(list(loader)) for _ in range(2)] == [3, 3]
+    assert dataset.num_reads == 2 * len(dataset)
+
+
 def test_a_batch_that_was_changed_in_place_is_kept_as_it_was(tree: Path) -> None:
-    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
+    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host(), keeps_decoded=True)
     expected = [batch.map(torch.clone) for batch in loader]
     for _ in range(2):
         for batch, unchanged in zip(loader, expected, strict=True):
@@ -91,7 +98,7 @@ def test_a_batch_that_was_changed_in_place_is_kept_as_it_was(tree: Path) -> None
 
 
 def test_a_pass_that_was_broken_off_does_not_count(tree: Path) -> None:
-    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
+    loader = EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host(), keeps_decoded=True)
     expected = [
         batch.map(torch.clone) for batch in EvalLoader(FolderDataset(tree, "train"), COLOR, 4, DataContext.on_host())
     ]
@@ -104,12 +111,12 @@ def test_large_sets_and_sets_with_bad_images_are_decoded_every_time(
 ) -> None:
     dataset = CountedReads(tree, "train")
     Path(dataset.path(5)).write_bytes(b"no image")
-    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), bad_samples=BadSamples(1))
+    loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), bad_samples=BadSamples(1), keeps_decoded=True)
     passes = [[batch["indices"].tolist() for batch in loader] for _ in range(2)]
     assert passes == [[[0, 1, 2, 3], [4, 6, 7], [8, 9, 10]]] * 2
     monkeypatch.setattr(eval_loader, "MAX_PREPROCESSED_BYTES", 12 * 3 * 24 * 24)
     dataset = CountedReads(tree, "val")
-    loader = EvalLoader(dataset, COLOR, 100, DataContext.on_host())
+    loader = EvalLoader(dataset, COLOR, 100, DataContext.on_host(), keeps_decoded=True)
     assert [len(list(loader)) for _ in range(2)] == [1, 1]
     assert dataset.num_reads == 2 * len(dataset)
 
