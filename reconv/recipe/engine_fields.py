@@ -27,12 +27,12 @@ class EngineConfig(Section):
     """CUDA: use Reconv's fused kernels for batch norm and the layers around it; `auto` does where the network has
     such layers, unless `compile` is on or off."""
     cuda_graphs: Switch = "auto"
-    """CUDA: capture the whole step as a CUDA graph; `auto` does unless `compile` is off, there are several processes
-    or the step runs your own code."""
+    """CUDA: capture the whole step, and the forward pass of evaluations, as a CUDA graph; `auto` does unless `compile`
+    is off, there are several processes or the step runs your own code."""
     deterministic: bool = False
     """Use deterministic algorithms only, so that a run on the same hardware gives the same bits."""
     cudnn_benchmark: Switch = "auto"
-    """CUDA: time convolution algorithms for each input size and keep the fastest; `auto` does unless
+    """CUDA: time convolution algorithms for each input size of training and keep the fastest; `auto` does unless
     `deterministic`, since the next run may choose another one."""
     cudnn_benchmark_limit: Literal["all"] | Positive = 4
     """CUDA: number of algorithms to time per convolution; timing is most of a large network's first step."""
