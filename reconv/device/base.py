@@ -22,6 +22,8 @@ from reconv.errors import UsageError
 from reconv.logging.clock import TimingEvent
 from reconv.recipe.engine_fields import EngineConfig
 
+MIN_BENCHMARKED_STEPS = 4000  # of a run whose convolution algorithms are timed without being asked for
+
 
 class Device(Protocol):
     """The interface of a device: everything that differs between CPU, CUDA, MPS and HPU."""
@@ -132,15 +134,20 @@ def open_device(name: str = "auto", threads: int | None = None, local_rank: int 
     return Cuda(int(match[2] or 0), threads)
 
 
-def configure_algorithms(device: Device, engine: EngineConfig) -> None:
-    """Choose between the fastest and the deterministic algorithms, then let the device load its libraries."""
+def configure_algorithms(device: Device, engine: EngineConfig, num_steps: int | None = None) -> None:
+    """Choose between the fastest and the deterministic algorithms, then let the device load its libraries.
+
+    `num_steps` is the length of a training run: timing the algorithms of convolutions takes 2 to 4 seconds, and makes a
+    step shorter by 0.1 to 1 ms (docs/results/time-to-result.md).
+    """
     is_deterministic = engine.deterministic
     if is_deterministic:
         # cuBLAS reads it when it is initialized, and is not deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Filling uninitialized memory costs a pass over every tensor, and nothing here reads it before writing.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    tries = engine.cudnn_benchmark == "on" or (engine.cudnn_benchmark == "auto" and not is_deterministic)
+    pays = (num_steps is None or num_steps >= MIN_BENCHMARKED_STEPS) and not is_deterministic
+    tries = engine.cudnn_benchmark == "on" or (engine.cudnn_benchmark == "auto" and pays)
     limit = 0 if engine.cudnn_benchmark_limit == "all" else engine.cudnn_benchmark_limit
     device.set_cudnn_benchmark(limit if tries else None)
     if torch.are_deterministic_algorithms_enabled() != is_deterministic:

@@ -32,8 +32,9 @@ class EngineConfig(Section):
     deterministic: bool = False
     """Use deterministic algorithms only, so that a run on the same hardware gives the same bits."""
     cudnn_benchmark: Switch = "auto"
-    """CUDA: time convolution algorithms for each input size of training and keep the fastest; `auto` does unless
-    `deterministic`, since the next run may choose another one."""
+    """CUDA: time convolution algorithms for each input size of training and keep the fastest; `auto` does in runs of
+    4,000 steps or more, which make up for the seconds that it takes, unless `deterministic`: the next run may choose
+    another algorithm."""
     cudnn_benchmark_limit: Literal["all"] | Positive = 4
     """CUDA: number of algorithms to time per convolution; timing is most of a large network's first step."""
     num_threads: Threads | Literal["auto"] = "auto"

@@ -123,7 +123,7 @@ def prepare_run(
             device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
             plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
-            configure_algorithms(device, recipe.engine)
+            configure_algorithms(device, recipe.engine, plan.total_steps)
         notes = (*notes, affinity_note) if affinity_note else notes
         yield PreparedRun(
             recipe=recipe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -47,6 +48,18 @@ def test_auto_benchmarks_unless_deterministic(is_deterministic: bool, expected: 
     assert device.limit == expected
     assert torch.are_deterministic_algorithms_enabled() is is_deterministic
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_deterministic
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_steps", "expected"),
+    [("auto", 3999, None), ("auto", 4000, 4), ("on", 10, 4), ("off", 10**6, None)],
+)
+def test_a_short_run_does_not_time_algorithms_unless_asked_to(
+    setting: Literal["auto", "on", "off"], num_steps: int, expected: int | None
+) -> None:
+    device = FakeDevice()
+    configure_algorithms(device, EngineConfig(cudnn_benchmark=setting), num_steps)
+    assert device.limit == expected
 
 
 def test_off_disables_the_benchmark_and_on_conflicts_with_deterministic() -> None:
