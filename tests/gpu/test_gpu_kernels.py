@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,11 +23,13 @@ from gpu_tensors import (
 )
 from torch import Tensor
 
+from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.color_jitter.ops import jitter_and_normalize
 from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.depthwise.ops import depthwise_conv
@@ -43,6 +46,7 @@ from reconv.kernels.stem import ops as stem
 from reconv.kernels.sum_conv1x1 import ops as sum_conv
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
+from reconv.recipe.data_fields import ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
 
 NORM_SHAPES = (  # channels, side
@@ -217,6 +221,19 @@ def test_normalize_images(dtype: torch.dtype) -> None:
     factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
     assert relative_error(normalize_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+
+
+@all_dtypes
+def test_color_jitter(dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (64, 3, 300, 300), dtype=torch.uint8, device="cuda")
+    flips = torch.rand(64, device="cuda") < 0.5
+    factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
+    config = ColorJitterConfig(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05, implementation="tensorflow")
+    params = torch.from_numpy(device_color_params(config, 0, np.arange(64))).cuda()
+    flipped = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
+    expected = jitter_on_device(flipped, params, torch.float64) * factor + shift
+    found = jitter_and_normalize(images, params, flips, factor, shift, dtype)
+    assert relative_error(found, expected) <= TOLERANCES[dtype]
 
 
 @all_dtypes

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from threading import Thread
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
+from reconv import kernels
 from reconv.batch import Batch
 from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
 from reconv.kernels.fuse import fuse
@@ -172,6 +176,8 @@ def test_a_launch_waits_for_its_kernel_and_warns_once_of_a_failed_compilation() 
 TRACING = """
 import sys
 from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
@@ -189,3 +195,13 @@ print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 def test_tracing_does_not_import_torchs_compiler() -> None:
     found = subprocess.run([sys.executable, "-c", TRACING], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""
+
+
+def test_no_kernel_has_an_argument_that_hides_a_name_in_tritons_launcher() -> None:
+    """The interpreter accepts these names; a compiled kernel fails at its first launch."""
+    reserved = {"params", "specialization", "options", "backend", "specialize_impl", "grid", "warmup"}
+    folders = [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]
+    names = [f"reconv.kernels.{name}.triton" for name in folders if find_spec(f"reconv.kernels.{name}.triton")]
+    found = [f for name in names for f in vars(import_module(name)).values() if isinstance(f, InterpretedFunction)]
+    assert len(names) > 15 and len(found) > 50
+    assert not [f"{f.__name__}({arg})" for f in found for arg in f.arg_names if arg in reserved]

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.transforms.color import jitter_on_device
+from reconv.data.transforms.color import is_jittered_on_device, jitter_on_device
 from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.mixup import MIX_PARAMS, apply_mix, box_mask
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES, FLIPS, effective_augment
+from reconv.kernels.color_jitter import ops as color_jitter
 from reconv.kernels.normalize_images.ops import normalize_images, supports
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -58,7 +59,7 @@ class TrainPreprocess:
         num_classes: int,
         dtype: torch.dtype,
         channels_last: bool = False,
-        kernels: bool = False,  # whether one fused kernel may do all of it, where it can
+        kernels: bool = False,  # whether fused kernels may do all of it, where they can
     ) -> None:
         self._normalize = Normalize(preprocess, dtype)
         self._augment = effective_augment(augment)
@@ -76,7 +77,7 @@ class TrainPreprocess:
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network takes it; the loader has sampled all random parameters."""
-        if self._fused and COLOR_JITTER not in batch.tensors and supports(batch["images"], self._dtype):
+        if self._fused and self._supports(batch):
             return self._fused_transform(batch)
         batch = flip_batch(batch) if self._augment.hflip > 0 else batch
         images = batch["images"]
@@ -96,11 +97,26 @@ class TrainPreprocess:
         if self._fused:
             images = torch.empty(1, *image, dtype=dtype, device="meta")
             flips = torch.empty(1, dtype=torch.bool, device="meta")
-            self._fused_transform(Batch({"images": images, FLIPS: flips}, flips, (1,)))
+            tensors = {"images": images, FLIPS: flips}
+            if is_jittered_on_device(self._augment):
+                tensors[COLOR_JITTER] = torch.empty(1, 4, device="meta")
+            batch = Batch(tensors, flips, (1,))
+            if self._supports(batch):
+                self._fused_transform(batch)
+
+    def _supports(self, batch: Batch) -> bool:
+        """Whether the kernels support the images of this batch."""
+        is_supported = color_jitter.supports if COLOR_JITTER in batch.tensors else supports
+        return is_supported(batch["images"], self._dtype)
 
     def _fused_transform(self, batch: Batch) -> Batch:
         images, flips = batch["images"], batch[FLIPS] if self._augment.hflip > 0 else None
-        images = normalize_images(images, flips, *self._normalize.affine(images.device), self._dtype)
+        factor, shift = self._normalize.affine(images.device)
+        if COLOR_JITTER in batch.tensors:
+            params = batch[COLOR_JITTER]
+            images = color_jitter.jitter_and_normalize(images, params, flips, factor, shift, self._dtype)
+        else:
+            images = normalize_images(images, flips, factor, shift, self._dtype)
         return (batch if flips is None else _flip_boxes(batch)).replace(images=images)
 
 
