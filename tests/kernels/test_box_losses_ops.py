@@ -92,6 +92,31 @@ def test_losses_and_gradients_from_maps_equal_the_reference(dtype: torch.dtype, 
             torch.testing.assert_close(bias.grad, other.grad, rtol=tolerance, atol=tolerance)
 
 
+def test_losses_of_many_classes_equal_the_reference() -> None:
+    """A program takes 8 default boxes of 81 classes: most have no positive one."""
+    num_classes, of = 81, truth([3, 0, 6, 1], seed=1)
+    random = torch.Generator().manual_seed(2)
+    found, expected = [], []
+    shapes = [
+        (4, -(-boxes * (num_classes + 4) // 8) * 8, side, side) for side, boxes in zip(SIDES, PER_CELL, strict=True)
+    ]
+    maps = [torch.randn(*shape, generator=random).contiguous(memory_format=torch.channels_last) for shape in shapes]
+    biases = [torch.randn(boxes * width, generator=random) for boxes in PER_CELL for width in (num_classes, 4)]
+    for values in (found, expected):
+        leaves = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in (*maps, *biases)]
+        pairs = tuple(zip(leaves[2::2], leaves[3::2], strict=True))
+        if values is found:
+            losses = box_losses(leaves[:2], pairs, AnchorLayout(PER_CELL, num_classes), of)
+        else:
+            output = SSDFeatureMaps(tuple(leaves[:2]), pairs, PER_CELL, num_classes).output()
+            losses = ssd_losses(*output, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
+        torch.autograd.backward(losses, (torch.arange(1.0, 5.0), torch.arange(2.0, 6.0)))
+        values += [*(loss.detach() for loss in losses), *(leaf.grad for leaf in leaves)]
+    assert len(found) == 8
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
 def test_the_task_loss_from_maps_equals_that_from_outputs(dtype: torch.dtype) -> None:
     of = truth([2, 0, 5], seed=4)

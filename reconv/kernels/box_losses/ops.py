@@ -24,8 +24,9 @@ Biases = Sequence[tuple[Tensor, Tensor]]  # of each map's class head and box hea
 
 MAX_ANCHORS = 65536  # one program sorts the losses of an image
 MAX_CLASSES = 4096
-# On sm_90 the first uses 80 registers per thread, the second 48: most programs of that one exit at once.
-_LOSS_TILE_VALUES, _GRADIENT_TILE_VALUES = 2048, 1024
+# Of one warp: Triton puts further warps side by side along the classes, where each would hold one value of a row and
+# all of them would exchange every row's maximum and sums through shared memory.
+_WARP_VALUES = 1024
 _LANES = 256
 _CLAIM_PROGRAMS = 16  # per image; each processes every 16th ground-truth box
 _ANCHORS_PER_WARP = 512
@@ -93,7 +94,7 @@ class _BoxLosses(Function):
         targets = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = match_anchors_fused(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for read, numbers, grid, known in _calls(inputs, layout, truth, _LOSS_TILE_VALUES):
+        for read, numbers, grid, known in _calls(inputs, layout, truth):
             launch(device.losses, grid, *read, rows, *targets, by_class, by_box, log_sums, *numbers, **known)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
@@ -110,7 +111,7 @@ class _BoxLosses(Function):
         rows, boxes, labels, anchors, log_sums, losses, *inputs = ctx.saved_tensors
         known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
         gradients, of_biases = [], []
-        for read, numbers, grid, constants in _calls(inputs, ctx.layout, ctx.truth, _GRADIENT_TILE_VALUES):
+        for read, numbers, grid, constants in _calls(inputs, ctx.layout, ctx.truth):
             dx = torch.empty_like(read[0]).zero_()
             launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
             gradients.append(dx)
@@ -136,11 +137,12 @@ def match_anchors_fused(truth: GroundTruthBatch) -> Tensor:
 
 
 def _calls(
-    inputs: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch, tile_values: int
+    inputs: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
     """For each map: the map and its two biases, the kernels' numbers, the launch grid and the constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()
-    known = {"ROWS": max(1, tile_values // classes), "CLASSES": classes}
+    rows, warps = max(1, _WARP_VALUES // classes), max(1, classes // _WARP_VALUES)
+    known = {"ROWS": rows, "CLASSES": classes, "num_warps": warps}
     first = 0
     number = len(layout.per_cell)
     maps, biases = inputs[:number], inputs[number:]
@@ -148,5 +150,5 @@ def _calls(
         n, channels, height, width = x.shape
         cells = height * width
         counts = (truth.labels.shape[1], len(truth.anchors_cxcywh), cells, boxes, layout.num_classes, channels, first)
-        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // known["ROWS"]), n), known
+        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // rows), n), known
         first += cells * boxes

@@ -127,7 +127,8 @@ def losses(
     num_cells, per_cell, num_classes, channels, first, center_variance, size_variance, ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """Cross-entropy and, for positive anchors, smooth L1 of each anchor of a map."""
+    """Cross-entropy and its log-sum of each anchor of a map; of positive anchors also smooth L1, which others leave
+    unwritten."""
     exists, shape, anchor, logits, codes = _anchor_offsets(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
@@ -137,8 +138,7 @@ def losses(
     z += tl.load(class_bias + (shape * num_classes)[:, None] + number, mask=mask, other=0.0)
     row = tl.load(rows + at, mask=exists, other=UNUSED)  # after the logits' load, which need not wait for it
     positive = row >= 0
-    row += image * num_rows
-    label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
+    label = tl.load(labels + image * num_rows + row, mask=positive, other=0).to(tl.int32)
 
     z = tl.where(number < num_classes, z, float("-inf"))
     most = tl.max(z, 1)
@@ -147,15 +147,17 @@ def losses(
     tl.store(by_class + at, log_sum - own, mask=exists)
     tl.store(log_sums + at, log_sum, mask=exists)
 
-    across, down, wider, taller = _target_deltas(
-        boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
-    )
-    own_bias = box_bias + shape * 4
-    loss = _smooth_l1(_delta_error(x, codes, own_bias, 0, across, positive))
-    loss += _smooth_l1(_delta_error(x, codes, own_bias, 1, down, positive))
-    loss += _smooth_l1(_delta_error(x, codes, own_bias, 2, wider, positive))
-    loss += _smooth_l1(_delta_error(x, codes, own_bias, 3, taller, positive))
-    tl.store(by_box + at, tl.where(positive, loss, 0.0), mask=exists)
+    if tl.max(row, 0) >= 0:  # few programs have a positive anchor
+        row += image * num_rows
+        across, down, wider, taller = _target_deltas(
+            boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
+        )
+        own_bias = box_bias + shape * 4
+        loss = _smooth_l1(_delta_error(x, codes, own_bias, 0, across, positive))
+        loss += _smooth_l1(_delta_error(x, codes, own_bias, 1, down, positive))
+        loss += _smooth_l1(_delta_error(x, codes, own_bias, 2, wider, positive))
+        loss += _smooth_l1(_delta_error(x, codes, own_bias, 3, taller, positive))
+        tl.store(by_box + at, loss, mask=positive)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
