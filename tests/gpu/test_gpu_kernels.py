@@ -28,6 +28,7 @@ from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormParams
+from reconv.kernels.bias_relu.ops import bias_relu_pad
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
 from reconv.kernels.color_jitter.ops import jitter_and_normalize
 from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
@@ -362,6 +363,18 @@ def test_norm_and_squeeze_excite(form: str, dtype: torch.dtype) -> None:
         pairs = [(y, y64), (x.grad, x64.grad), (of.weight.grad, weight.grad), (of.bias.grad, bias.grad)]
         errors = [relative_error(a, b) for a, b in pairs]
         assert max(errors) <= 2 * TOLERANCES[dtype], (channels, side, errors)
+
+
+@all_dtypes
+@pytest.mark.parametrize("channels, side", [(256, 38), (128, 10), (72, 13)])
+def test_padded_bias_and_relu(channels: int, side: int, dtype: torch.dtype) -> None:
+    leaves = [random_tensor(8, channels, side, side, dtype=dtype), torch.randn(channels, device="cuda")]
+    padding = (0, 1, 0, 1)
+
+    def plain(x: Tensor, bias: Tensor) -> Tensor:
+        return F.pad(F.relu(x + bias.view(-1, 1, 1)), padding)
+
+    assert worst_error(leaves, partial(bias_relu_pad, padding=padding), plain) <= TOLERANCES[dtype]
 
 
 @all_dtypes

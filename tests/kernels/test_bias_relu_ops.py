@@ -1,4 +1,4 @@
-"""Fused bias and ReLU equal plain operations, with the gradients of both uses."""
+"""Fused bias and ReLU equal plain operations, with the gradients of both uses, and padded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, as_float64, assert_near, draw
 
-from reconv.kernels.bias_relu.ops import bias_relu
+from reconv.kernels.bias_relu.ops import bias_relu, bias_relu_pad
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -24,3 +24,19 @@ def test_bias_and_relu_equal_the_plain_ones(shape, uses, dtype) -> None:
     expected.backward(torch.stack([g.double() for g in gradients]).sum(0))
     assert_near(x.grad, x64.grad, TOLERANCE[dtype])
     assert_near(bias.grad, bias64.grad, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape, padding", [((3, 72, 6, 4), (0, 1, 0, 1)), ((9, 16, 13, 9), (2, 0, 1, 3))])
+def test_padded_bias_and_relu_have_the_bits_of_separate_operations(shape, padding, dtype) -> None:
+    bias = torch.randn(shape[1], generator=torch.Generator().manual_seed(2))
+    found = []
+    for is_fused in (False, True):
+        leaves = [draw(shape, dtype, 1), bias.clone().requires_grad_()]
+        y = bias_relu_pad(*leaves, padding) if is_fused else F.pad(bias_relu(*leaves)[0], padding)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        y.backward(draw(y.shape, dtype, 3).detach())
+        found.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    assert found[0][0].any() and len(found[0]) == 3
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

@@ -52,7 +52,14 @@ LAUNCHES = {
         "norm_max_pool": 4,
         "stem": 1,
     },
-    "ssd_resnet34": {"batch_norm": 133, "box_losses": 15, "conv1x1_statistics": 1, "norm_max_pool": 2, "stem": 1},
+    "ssd_resnet34": {
+        "batch_norm": 129,
+        "bias_relu": 4,
+        "box_losses": 15,
+        "conv1x1_statistics": 1,
+        "norm_max_pool": 2,
+        "stem": 1,
+    },
     "fastnet_cifar": {"batch_norm": 24},
 }
 OPTIONS = {"se_resnext101_32x4d": {"depths": [2, 2, 2, 2]}}

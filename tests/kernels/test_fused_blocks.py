@@ -275,14 +275,15 @@ def test_only_a_fused_block_returns_a_dual_use() -> None:
     assert not isinstance(block(images), DualUse)
 
 
-def test_a_fused_detector_trains_like_the_plain_one() -> None:
+@pytest.mark.parametrize("side", [32, 40])  # the extra map pads one end of its input, of 4 pixels, or both, of 5
+def test_a_fused_detector_trains_like_the_plain_one(side: int) -> None:
     torch.manual_seed(0)
     options = {"backbone": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16], "boxes_per_cell": [4, 6]}
     plain = build_model("ssd_resnet34", num_classes=5, **options).to(memory_format=torch.channels_last).train()
     nn.init.constant_(plain.get_parameter("layer3.0.bn2.weight"), 1.0)
     kernels = copy.deepcopy(plain)
     fuse(kernels)
-    images = torch.randn(5, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(5, 3, side, side).contiguous(memory_format=torch.channels_last)
     found = []
     for model in (plain, kernels):
         layers = LayerState(model)

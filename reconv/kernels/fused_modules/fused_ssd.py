@@ -16,7 +16,7 @@ from reconv.kernels.fused_modules.fused_blocks import FusedResNetBackbone
 from reconv.kernels.fused_modules.fused_norm import norm_act
 from reconv.kernels.fused_modules.fused_sums import DualUse, dual, single
 from reconv.models.architecture import SSDOutput, flatten_predictions
-from reconv.models.layers.conv import SameConv2d
+from reconv.models.layers.conv import SameConv2d, same_padding
 from reconv.models.ssd import SSD, Extra
 
 
@@ -39,28 +39,46 @@ class SSDFeatureMaps(NamedTuple):
 
 
 class FusedExtra(Extra):
-    """An extra map whose bias and ReLU are one operation."""
+    """An extra map whose biases and ReLUs are one operation each; the first also writes uneven padding."""
 
     def forward(self, x: Tensor | DualUse) -> Any:
         conv1, conv2, norm1, norm2, act1, act2 = self
-        y = self._conv_norm_act(dual(x).shortcut, conv1, norm1, act1)
-        return self._conv_norm_act(single(y), conv2, norm2, act2)
+        assert isinstance(conv1, nn.Conv2d) and isinstance(conv2, nn.Conv2d)
+        y = dual(x).shortcut
+        padding = _padding(conv2, y)  # conv1 keeps the size
+        if not self._supports(y, padding):
+            y = norm_act(norm1, conv1(y), act1)
+            return norm_act(norm2, conv2(y), act2)
+        from reconv.kernels.bias_relu.ops import bias_relu, bias_relu_pad
 
-    def _conv_norm_act(self, x: Tensor, conv: nn.Module, norm: nn.Module, act: nn.Module) -> Tensor | DualUse:
-        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-        is_supported = dispatch.supports(x) and conv.out_channels % dispatch.CHANNEL_MULTIPLE == 0
-        if not (isinstance(norm, nn.Identity) and self.training and is_supported):
-            return norm_act(norm, conv(x), act)
-        from reconv.kernels.bias_relu.ops import bias_relu
+        left, right, above, below = padding
+        y = F.conv2d(y, conv1.weight)
+        if (left, above) == (right, below):
+            y, _ = bias_relu(y, conv1.get_parameter("bias"))
+        else:  # cuDNN pads both ends of a side equally
+            y, left, above = bias_relu_pad(y, conv1.get_parameter("bias"), padding), 0, 0
+        y = F.conv2d(y, conv2.weight, stride=conv2.stride, padding=(above, left))
+        return DualUse(*bias_relu(y, conv2.get_parameter("bias")))
 
-        return DualUse(*bias_relu(_without_bias(conv, x), conv.bias))
+    def _supports(self, x: Tensor, padding: tuple[int, int, int, int]) -> bool:
+        """Whether kernels support an extra map of x, without norms, and this padding of its first convolution."""
+        conv1, conv2, norm1, norm2, *_ = self
+        assert isinstance(conv1, nn.Conv2d) and isinstance(conv2, nn.Conv2d)
+        if not (self.training and isinstance(norm1, nn.Identity) and isinstance(norm2, nn.Identity)):
+            return False
+        (height, width), (left, right, above, below) = x.shape[2:], padding
+        num_values = len(x) * conv1.out_channels * (height + above + below) * (width + left + right)
+        is_aligned = all(conv.out_channels % dispatch.CHANNEL_MULTIPLE == 0 for conv in (conv1, conv2))
+        return dispatch.supports(x) and is_aligned and num_values <= dispatch.MAX_ELEMENTS
 
 
-def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """The convolution's output before its bias is added."""
-    x = conv.pad(x) if isinstance(conv, SameConv2d) else x
-    out: Tensor = conv._conv_forward(x, conv.weight, None)
-    return out
+def _padding(conv: nn.Conv2d, x: Tensor) -> tuple[int, int, int, int]:
+    """The zeros that a convolution of images of the size of x adds left, right, above and below."""
+    assert not isinstance(conv.padding, str)
+    vertical, horizontal = ((pad, pad) for pad in conv.padding)
+    if isinstance(conv, SameConv2d):
+        vertical, horizontal = (same_padding(side, conv.kernel_size[0], conv.stride[0]) for side in x.shape[2:])
+    return *horizontal, *vertical
 
 
 class FusedSSD(FusedResNetBackbone, SSD):
