@@ -5,6 +5,7 @@ In training it returns `SSDFeatureMaps`, which the box-loss kernels read without
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -99,6 +100,11 @@ def _both_heads(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor
     weights = [head.get_parameter("weight") for head in (class_head, box_head)]
     num_zeros = -sum(map(len, weights)) % dispatch.CHANNEL_MULTIPLE
     # In the convolution's dtype: torch.cat promotes to the widest of its inputs.
-    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=dispatch.conv_output_dtype(x))
-    zeros = zeros.contiguous(memory_format=torch.channels_last)
+    zeros = _zero_filters((num_zeros, *weights[0].shape[1:]), dispatch.conv_output_dtype(x), x.device)
     return F.conv2d(x, torch.cat([*weights, zeros]), padding=1)
+
+
+@cache
+def _zero_filters(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Filters of zeros, channels_last; the same tensor in every step."""
+    return torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=torch.channels_last)
