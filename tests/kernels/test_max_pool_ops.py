@@ -15,7 +15,8 @@ from reconv.kernels.pointwise import ops as pointwise
 from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 
-# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel.
+# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel, FastNet's pools (which
+# leave out the last row and column), windows with gaps between them.
 CASES = [
     ((2, 24, 7, 7), PoolWindow(3, 1, 1, True)),
     ((1, 8, 8, 19), PoolWindow(3, 2, 0, True)),
@@ -24,6 +25,9 @@ CASES = [
     ((1, 8, 1, 1), PoolWindow(3, 1, 1, False)),
     ((2, 24, 8, 7), PoolWindow(3, 2, "same")),
     ((1, 8, 5, 6), PoolWindow(2, 2, "same")),
+    ((2, 64, 31, 31), PoolWindow(2, 2, 0)),
+    ((2, 72, 15, 7), PoolWindow(2, 2, 0)),
+    ((1, 8, 11, 9), PoolWindow(2, 3, 1)),
 ]
 
 
@@ -74,6 +78,23 @@ def test_nan_is_propagated_and_minus_infinity_is_a_value() -> None:
     x.requires_grad_()
     max_pool(x, window).nan_to_num(0, 0, 0)[0, 1].sum().backward()
     assert x.grad is not None and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("window", [PoolWindow(2, 2, 0), PoolWindow(3, 2, 1)], ids=str)
+def test_the_gradient_of_a_nan_goes_where_torchs_does(window: PoolWindow) -> None:
+    x = draw((2, 8, 7, 7), torch.float16, seed=1).detach().round()
+    x[:, 0, 2, 2:4] = torch.nan  # two in a window: the last of them wins
+    x[:, 1, :4] = torch.nan
+    x[:, 2, 1, 1] = torch.inf
+    x[:, 3, :4] = -torch.inf
+    x, plain = (x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2))
+    y, expected = max_pool(x, window), F.max_pool2d(plain, window.side, window.stride, int(window.pad))
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().half()
+    y.backward(dy)
+    expected.backward(dy)
+    assert x.grad is not None and plain.grad is not None
+    assert torch.equal(x.grad, plain.grad) and x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("channels", [8, 5])  # the second is not supported

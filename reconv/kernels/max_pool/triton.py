@@ -72,16 +72,29 @@ def gradient(
         total = tl.load(other + own_at, mask=own, other=0.0).to(tl.float32)
     else:
         total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
-    for tap in tl.static_range(KERNEL * KERNEL):
-        v = line + ABOVE - tap // KERNEL
-        h = column + LEFT - tap % KERNEL
-        inside = (v >= 0) & (h >= 0) & (v % STRIDE == 0) & (h % STRIDE == 0)
-        v //= STRIDE
-        h //= STRIDE
-        inside &= (v < out_height) & (h < out_width)
-        mask = inside[:, None] & exists[None, :]
-        at = ((image * out_height + v) * out_width + h)[:, None] * channels + channel[None, :]
-        won = tl.load(place + at, mask=mask, other=255) == tap
-        value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)  # masked by `won` it would not be a vector load
-        total += tl.where(won, value, 0.0)
+    if KERNEL <= STRIDE:  # windows do not overlap: a pixel is in at most one
+        v, h = line + ABOVE, column + LEFT
+        tap_row, tap_column = v % STRIDE, h % STRIDE
+        inside = (tap_row < KERNEL) & (tap_column < KERNEL) & (v // STRIDE < out_height) & (h // STRIDE < out_width)
+        tap = (tap_row * KERNEL + tap_column)[:, None]
+        window = (image * out_height + v // STRIDE) * out_width + h // STRIDE
+        total += _gradient_of_winners(dy, place, window, inside, tap, channel, channels)
+    else:
+        for tap in tl.static_range(KERNEL * KERNEL):
+            v = line + ABOVE - tap // KERNEL
+            h = column + LEFT - tap % KERNEL
+            inside = (v >= 0) & (h >= 0) & (v % STRIDE == 0) & (h % STRIDE == 0)
+            inside &= (v // STRIDE < out_height) & (h // STRIDE < out_width)
+            window = (image * out_height + v // STRIDE) * out_width + h // STRIDE
+            total += _gradient_of_winners(dy, place, window, inside, tap, channel, channels)
     tl.store(dx + own_at, total.to(dx.dtype.element_ty), mask=own)
+
+
+@triton.jit
+def _gradient_of_winners(dy, place, window, inside, tap, channel, channels):
+    """The gradients of windows [pixels], for those `inside` and the channels whose maximum is at `tap`; else 0."""
+    mask = inside[:, None] & (channel < channels)[None, :]
+    at = window[:, None] * channels + channel[None, :]
+    won = tl.load(place + at, mask=mask, other=255) == tap
+    value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)  # masked by `won` it would not be a vector load
+    return tl.where(won, value, 0.0)
