@@ -216,8 +216,9 @@ def _open_device(recipe: Recipe, name: str) -> Device:
 
 
 def _without_compile(recipe: Recipe) -> Recipe:
-    """The recipe without torch.compile: the folded network is compiled later."""
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"compile": "off"})})
+    """The recipe without torch.compile and kernels of training: the folded network is compiled later."""
+    engine = recipe.engine.model_copy(update={"compile": "off", "fused_kernels": "off"})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def _uses_compile(recipe: Recipe, device: Device) -> bool:

@@ -39,6 +39,7 @@ from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatch
 from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
 from reconv.models.architecture import ReconvModel
 from reconv.models.efficientnet import EfficientNet, MBConv
+from reconv.models.fastnet import FastNet
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 from reconv.models.layers.conv import ConvNormAct, SameMaxPool2d, SqueezeExcitation
@@ -70,7 +71,7 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     GoogLeNet: FusedGoogLeNet,
 }
 # Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
-_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2)
+_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2, FastNet)
 _MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks: larger ones were not tested
 
 
@@ -78,6 +79,19 @@ def fuse(model: nn.Module) -> int:
     """Swap the model's layers and blocks for fused ones, in place; returns how many modules were swapped."""
     num_swapped = _fuse(model, in_family=False)
     return num_swapped + (_fuse_external(model) if _has_external_norm(model) else 0)
+
+
+def fuse_max_pools(model: nn.Module) -> int:
+    """Swap the max-pools alone of a FastNet, in place; returns how many were swapped.
+
+    Their kernels give torch's bits, and its fused norms were slower than plain ones. Other networks were not measured.
+    """
+    if not isinstance(model, FastNet):
+        return 0
+    pools = [module for module in model.modules() if _fused_pool_class(module) is not None]
+    for pool in pools:
+        pool.__class__ = FusedMaxPool2d
+    return len(pools)
 
 
 def _fuse(module: nn.Module, in_family: bool) -> int:
@@ -93,10 +107,14 @@ def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) ->
     if in_family and isinstance(module, nn.Conv2d):
         return fused_conv_class(module)
     if in_family and type(module) is nn.MaxPool2d:
-        return FusedMaxPool2d if pool_window(module) is not None else None
+        return _fused_pool_class(module)
     if type(module) in _BLOCKS:
         return _BLOCKS[type(module)] if is_swapped_inside else None
     return _LAYERS.get(type(module))
+
+
+def _fused_pool_class(module: nn.Module) -> type[nn.Module] | None:
+    return FusedMaxPool2d if type(module) is nn.MaxPool2d and pool_window(module) is not None else None
 
 
 def _is_ours(module: nn.Module) -> bool:

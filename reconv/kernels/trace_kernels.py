@@ -80,8 +80,8 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 class _MetaOps(TorchFunctionMode):
-    """Convolutions, matrix products and concatenations that return an empty tensor of the right shape, dtype and
-    layout.
+    """Convolutions, matrix products, concatenations and a few other operations that return an empty tensor of the right
+    shape, dtype and layout.
 
     Torch's own meta implementations ignore autocast and import its compiler first, which takes 1.5 s.
     """
@@ -94,9 +94,11 @@ class _MetaOps(TorchFunctionMode):
             return _meta_matmul(*args[:2], *_conv_output_sides(*args, **kwargs))
         if func is F.linear:
             return _meta_matmul(*args[:2])
-        if func is F.adaptive_avg_pool2d and args[1] == 1:
+        if _is_global_pool(func, args):
             x = args[0]
             return _MetaMatmul.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
+        if func in (F.batch_norm, F.gelu) or (func is Tensor.mul and isinstance(args[1], float)):
+            return _MetaMatmul.apply(args[0], None, args[0].shape, args[0].dtype)  # type: ignore[no-untyped-call]
         if func is F.pad:
             return _MetaMatmul.apply(args[0], None, _padded_shape(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
         if func is torch.cat:
@@ -106,6 +108,13 @@ class _MetaOps(TorchFunctionMode):
         if func is torch.empty_like:
             return _empty_like(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _is_global_pool(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a call pools whole images."""
+    if func is F.adaptive_avg_pool2d:
+        return bool(args[1] == 1)
+    return func in (F.max_pool2d, torch.max_pool2d) and args[1] == tuple(args[0].shape[2:])
 
 
 def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

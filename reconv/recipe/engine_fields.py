@@ -25,7 +25,7 @@ class EngineConfig(Section):
     """Use torch.compile; `auto` does on CUDA where fused_kernels are not used, and on Gaudi."""
     fused_kernels: Switch = "auto"
     """CUDA: use Reconv's fused kernels for batch norm and the layers around it; `auto` does where the network has
-    such layers, unless `compile` is on or off."""
+    such layers, unless `compile` is on or off; if it is off, FastNet's max-pools have kernels with the same bits."""
     cuda_graphs: Switch = "auto"
     """CUDA: capture the whole step, and the forward pass of evaluations, as a CUDA graph; `auto` does unless `compile`
     is off, there are several processes or the step runs your own code."""

@@ -306,7 +306,13 @@ def test_conv1x1_and_norm(groups: tuple[int, ...], act: reference.Activation, dt
 @all_dtypes
 @pytest.mark.parametrize(
     "window",
-    [PoolWindow(3, 1, 1, True), PoolWindow(3, 2, 0, True), PoolWindow(2, 2, 0, True), PoolWindow(3, 2, 1, False)],
+    [
+        PoolWindow(3, 1, 1, True),
+        PoolWindow(3, 2, 0, True),
+        PoolWindow(2, 2, 0, True),
+        PoolWindow(2, 2, 0, False),
+        PoolWindow(3, 2, 1, False),
+    ],
     ids=str,
 )
 def test_max_pool_is_bitwise_equal_to_torchs(window: PoolWindow, dtype: torch.dtype) -> None:

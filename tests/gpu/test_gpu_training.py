@@ -32,6 +32,7 @@ RECIPE, BATCH, STEPS = "resnet50-habana-1card-bf16", 128, 10
 WARM_STEPS = 5
 # Of a loss within ten steps: the two ways round at other places, and the difference grows.
 TOLERANCES = {"bf16": 0.02, "fp32": 0.01}
+PLAIN = {"engine.compile": "off", "engine.fused_kernels": "off"}
 # A large rate without a warm-up would magnify any difference.
 SMALL_LR = {"schedule.name": "constant", "schedule.lr": 0.005, "schedule.milestone_lrs": [], "schedule.milestones": []}
 
@@ -64,7 +65,7 @@ def train(settings: Mapping[str, object]) -> Trained:
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_losses_with_fused_kernels_and_graphs_equal_plain_steps(precision: str) -> None:
     settings = {**SMALL_LR, "precision.mode": precision}
-    fast, plain = train(settings), train({**settings, "engine.compile": "off"})
+    fast, plain = train(settings), train({**settings, **PLAIN})
     assert fast.losses == pytest.approx(plain.losses, rel=TOLERANCES[precision])
 
 
@@ -87,7 +88,7 @@ def test_losses_of_other_packages_networks_equal_plain_steps(network: str) -> No
     package = network.partition(":")[0]
     pytest.importorskip(package, reason=f"pip install 'reconv[{package}]'", exc_type=ImportError)
     settings = {**SMALL_LR, "model.name": network, "model.zero_init_last": False, "precision.mode": "fp32"}
-    fast, plain = train(settings), train({**settings, "engine.compile": "off"})
+    fast, plain = train(settings), train({**settings, **PLAIN})
     assert fast.losses == pytest.approx(plain.losses, rel=TOLERANCES["fp32"])
 
 

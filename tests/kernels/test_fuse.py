@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.kernels.fuse import fuse
+from reconv.batch import Batch
+from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.jit import launch
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
-from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 
 # Launches of each operation's kernels in one training pass in bf16 at 64 (SSD: 300) pixels.
 LAUNCHES = {
@@ -60,7 +61,7 @@ LAUNCHES = {
         "norm_max_pool": 2,
         "stem": 1,
     },
-    "fastnet_cifar": {"batch_norm": 24},
+    "fastnet_cifar": {"batch_norm": 24, "max_pool": 6},
 }
 OPTIONS = {"se_resnext101_32x4d": {"depths": [2, 2, 2, 2]}}
 
@@ -104,3 +105,38 @@ def test_layers_and_their_container_are_fused_outside_our_blocks() -> None:
 
 def test_nothing_of_a_network_without_supported_layers_is_fused() -> None:
     assert fuse(build_model("resnet8_cifar", norm="group")) == 0
+
+
+def test_max_pools_alone_are_swapped_and_give_the_bits_of_a_plain_step() -> None:
+    plain = (
+        build_model("fastnet_cifar", num_classes=5, widths=[8, 16, 24]).to(memory_format=torch.channels_last).train()
+    )
+    fused = copy.deepcopy(plain)
+    kinds = {name: type(module) for name, module in plain.named_modules()}
+    assert fuse_max_pools(fused) == 3 and fuse_max_pools(fused) == 0
+    swapped = {name for name, module in fused.named_modules() if type(module) is not kinds[name]}
+    assert swapped == {f"groups.{group}.pool" for group in range(3)}
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    images = images.contiguous(memory_format=torch.channels_last)
+    for model in (plain, fused):
+        LayerState(model).set_micro_batch(Batch({}, torch.arange(4), (2, 2)), step=0)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(images).float().square().sum().backward()
+    grads = dict(fused.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(parameter.grad, grads[name].grad), name
+    assert sum(parameter.grad is not None for parameter in plain.parameters()) == 14
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d((2, 1)), nn.MaxPool2d(2, dilation=2)]
+)
+def test_a_max_pool_that_kernels_do_not_know_is_not_swapped(pool: nn.Module) -> None:
+    model = build_model("fastnet_cifar", num_classes=5)
+    model.get_submodule("groups.1").pool = pool
+    assert fuse_max_pools(model) == 2
+
+
+def test_max_pools_alone_are_swapped_in_fastnet_only() -> None:
+    assert fuse_max_pools(build_model("resnet10", num_classes=5)) == 0

@@ -15,8 +15,8 @@ from reconv.kernels.pointwise import ops as pointwise
 from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 
-# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel, FastNet's pools (which
-# leave out the last row and column), windows with gaps between them.
+# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel, FastNet's pools
+# (which leave out the last row and column), windows with gaps between them.
 CASES = [
     ((2, 24, 7, 7), PoolWindow(3, 1, 1, True)),
     ((1, 8, 8, 19), PoolWindow(3, 2, 0, True)),

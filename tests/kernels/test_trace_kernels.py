@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from reconv import kernels
 from reconv.batch import Batch
 from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
-from reconv.kernels.fuse import fuse
+from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.fused_modules.fused_sums import single
 from reconv.kernels.jit.launch import KernelVariant, launch, register_compilations, variant_of
@@ -130,6 +130,20 @@ def test_a_traced_pass_records_exactly_what_a_step_launches(name, lower, launche
     assert set(traced) == launched
 
 
+def test_a_traced_pass_records_the_max_pools_of_a_network_with_plain_norms(launched) -> None:
+    model = (
+        build_model("fastnet_cifar", num_classes=4, widths=[8, 16, 24]).to(memory_format=torch.channels_last).train()
+    )
+    assert fuse_max_pools(model) == 3
+    images = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    traced = trace_kernels(model, (3, 32, 32), torch.float32, torch.autocast("cpu", torch.bfloat16))
+    assert not launched, "tracing launches nothing"
+    with torch.autocast("cpu", torch.bfloat16):
+        train_once(model, images)
+    assert len(traced) == 5, "two of the three gradients have the same tiles"
+    assert set(traced) == launched
+
+
 def test_tracing_does_not_change_the_model() -> None:
     model = build_model("resnet8_cifar", num_classes=4).to(memory_format=torch.channels_last).eval()
     fuse(model)
@@ -181,9 +195,12 @@ from importlib.util import find_spec
 import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.kernels.fuse import fuse
+from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.trace_kernels import trace_kernels
 
+fastnet = build_model("fastnet_cifar", num_classes=4).to(memory_format=torch.channels_last)
+fuse_max_pools(fastnet)
+assert trace_kernels(fastnet, (3, 32, 32), torch.float16, nullcontext())
 for name, options in (("resnet14", {}), ("ssd_resnet34", {"backbone": "resnet10"})):
     model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)
     fuse(model)

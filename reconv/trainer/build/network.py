@@ -21,7 +21,7 @@ from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import RecipeError, UsageError, one_of
 from reconv.kernels import dispatch as fused
-from reconv.kernels.fuse import fuse
+from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.trace_kernels import trace_kernels
@@ -58,6 +58,7 @@ class Network:
     precision: PrecisionPolicy
     channels_last: bool
     recomputed: ActivationCheckpointing | None = None
+    has_kernels: bool = False  # some layers launch kernels of ours in training
 
 
 def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
@@ -171,8 +172,18 @@ def uses_fused_kernels(recipe: Recipe, device: Device) -> bool:
     """Whether fused kernels replace the layers they support, in training."""
     engine = recipe.engine
     wanted = engine.fused_kernels == "on" or (engine.fused_kernels == "auto" and engine.compile == "auto")
+    return wanted and _supports_kernels(recipe, device)
+
+
+def uses_max_pool_kernels(recipe: Recipe, device: Device) -> bool:
+    """Whether kernels replace the max-pools of networks for which that was measured, and nothing else, in training."""
+    engine = recipe.engine
+    return engine.fused_kernels == "auto" and engine.compile == "off" and _supports_kernels(recipe, device)
+
+
+def _supports_kernels(recipe: Recipe, device: Device) -> bool:
     supported = device.kind == "cuda" and recipe.parallel.pipeline_stages == 1 and recipe.precision.follows_autocast
-    return wanted and supported and fused.has_triton()
+    return supported and fused.has_triton()
 
 
 def compiles_network(recipe: Recipe, num_classes: int, device: Device) -> bool:
@@ -198,13 +209,15 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
             f"engine.fused_kernels: no layer of {recipe.model.name} has a fused kernel on {device.kind}",
             then="set engine.fused_kernels to auto",
         )
+    if uses_max_pool_kernels(recipe, device):
+        has_kernels = fuse_max_pools(model) > 0
     recomputed = build_activation_checkpointing(model, recipe, precision.compute_dtype)
     forward: Callable[..., Any] = model
     if recomputed is not None:
         forward = checkpointed_forward(model, recomputed.segments, precision.autocast)
     elif uses_compile(recipe, device) and not has_kernels:
         forward = compile_for(model, device)
-    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
+    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed, has_kernels)
 
 
 def build_train_preprocess(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPreprocess:
@@ -228,7 +241,8 @@ def compile_ahead(
     warn: Callable[[str], None],
 ) -> None:
     """Start compiling the fused kernels of a training step in the background."""
-    if not (uses_fused_kernels(recipe, device) and network.channels_last):
+    uses_kernels = network.has_kernels or uses_fused_kernels(recipe, device)  # the latter: those of the preprocessing
+    if not (uses_kernels and network.channels_last):
         compiler.stop_compiler()
         return
     from reconv.kernels.jit import compile_ahead as warm

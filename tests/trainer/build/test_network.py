@@ -9,7 +9,7 @@ from reconv.errors import RecipeError, UsageError
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
-from reconv.trainer.build.network import build_network, uses_fused_kernels
+from reconv.trainer.build.network import build_network, uses_fused_kernels, uses_max_pool_kernels
 
 
 class Gpu:
@@ -46,6 +46,23 @@ def test_no_fused_kernels_on_cpu_and_requesting_them_is_an_error() -> None:
 )
 def test_fused_kernels_are_the_default_on_gpu_with_native_dtypes(settings: dict[str, str], wanted: bool) -> None:
     assert uses_fused_kernels(recipe(**settings), Gpu()) is wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, True),
+        ({"engine__compile": "auto"}, False),  # all layers are fused
+        ({"engine__fused_kernels": "on"}, False),  # all layers are fused
+        ({"engine__fused_kernels": "off"}, False),
+        ({"engine__compile": "on"}, False),
+        ({"precision__ops__float32": "[max_pool2d]"}, False),
+    ],
+)
+def test_max_pools_alone_have_kernels_without_torch_compile(settings: dict[str, str], wanted: bool) -> None:
+    fast = recipe("cifar10-fast", **settings)
+    assert uses_max_pool_kernels(fast, Gpu()) is wanted  # type: ignore[arg-type]
+    assert not uses_max_pool_kernels(fast, open_device("cpu"))
 
 
 @pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])
