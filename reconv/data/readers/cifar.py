@@ -66,16 +66,25 @@ def open_cifar(layout: CifarLayout, folder: Path, split: Split, why: str = "") -
     if missing:
         raise _damaged(layout, folder, f"{layout.kind} has no {', '.join(missing)}", "the copy is incomplete")
     load = _read_binary if layout.form == "binary" else _read_python
-    parts = [load(layout, folder / name) for name in (layout.train if split == "train" else layout.val)]
-    counts = [len(targets) for _, targets in parts]
+    names = layout.train if split == "train" else layout.val
+    images: U8 = np.empty((len(names), 0, 3, _SIDE, _SIDE), np.uint8)
+    labels: list[I64] = []
+    for number, name in enumerate(names):
+        pixels, labels_of_file = load(layout, folder / name)
+        if number == 0:
+            images = np.empty((len(names), *pixels.shape), np.uint8)
+        if pixels.shape == images.shape[1:]:
+            images[number] = pixels
+        labels.append(labels_of_file)
+        del pixels  # the memory of this file is used for the next one
+    counts = [len(labels_of_file) for labels_of_file in labels]
     if len(set(counts)) > 1 or min(counts) == 0:
         raise _damaged(
             layout, folder, f"{layout.kind} files have {counts} samples, which should be equal", "one is truncated"
         )
-    images = np.concatenate([pixels for pixels, _ in parts])
-    targets = np.concatenate([labels for _, labels in parts])
     origin = f"{layout.kind} in {layout.form} format at {folder}" + (f" ({why})" if why else "")
-    return ArrayDataset(layout.kind, images, targets, _class_names(layout, folder), origin)
+    images = images.reshape(-1, 3, _SIDE, _SIDE)
+    return ArrayDataset(layout.kind, images, np.concatenate(labels), _class_names(layout, folder), origin)
 
 
 def _read_binary(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
