@@ -97,6 +97,7 @@ def prepare_run(
         process_group.set_phase("opening the data")
         with phases.during(Phase.DATA_INDEX):
             datasets = open_data(resolved.recipe, process_group)
+            datasets.hash_ahead()
             check_same_data(process_group, datasets)
         resolved = fit_to_data(resolved, len(datasets.train), len(datasets.train.class_names))
         if args.resume:

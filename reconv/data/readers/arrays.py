@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from threading import Lock
 
 import numpy as np
 
 from reconv.data.dataset import I64, U8, Sample
 from reconv.errors import DataError
+
+_hashing = Lock()  # one for all datasets: a lock in a dataset could not be sent to another process
 
 
 class ArrayDataset:
@@ -28,6 +30,7 @@ class ArrayDataset:
         self.targets = targets
         self.class_names = class_names
         self.origin = origin
+        self._fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -43,12 +46,11 @@ class ArrayDataset:
         return ArrayDataset(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
 
     def fingerprint(self) -> str:
-        """A digest of pixels and targets, computed once."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        digest = hashlib.blake2b(repr((self.kind, self.images.shape)).encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(self.images).data)
-        digest.update(np.ascontiguousarray(self.targets).data)
-        return digest.hexdigest()
+        """A digest of pixels and targets, computed once; waits for another thread that computes it."""
+        with _hashing:
+            if self._fingerprint is None:
+                digest = hashlib.blake2b(repr((self.kind, self.images.shape)).encode(), digest_size=16)
+                digest.update(np.ascontiguousarray(self.images).data)
+                digest.update(np.ascontiguousarray(self.targets).data)
+                self._fingerprint = digest.hexdigest()
+            return self._fingerprint

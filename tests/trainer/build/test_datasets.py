@@ -1,17 +1,27 @@
-"""Data paths that a recipe would ignore, and checks that dry runs share with training."""
+"""Data paths that a recipe would ignore, checks that dry runs share with training, and the fingerprint of the data."""
 
 from __future__ import annotations
 
+import hashlib
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image
 
 import reconv
 from reconv.api import evaluate
+from reconv.data.readers import arrays
 from reconv.errors import DataError, RecipeError, UsageError
 from reconv.inference.show_batch import show_batch
+from reconv.recipe.loader import load
+from reconv.trainer.build.datasets import Datasets, open_datasets
 from reconv.trainer.dry_run import dry_run
+from reconv.trainer.prepare_run import prepare_run
+from reconv.trainer.run_setup import RunArgs
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])
@@ -54,3 +64,32 @@ def test_show_batch_skips_bad_images_if_the_recipe_tolerates_them(tmp_path: Path
         show_batch(str(tmp_path))
     shown = show_batch(str(tmp_path), overrides=[("data.bad_images", "skip up to 4", "--set")])
     assert shown.png.startswith(b"\x89PNG")
+
+
+def test_the_fingerprint_is_computed_ahead_once_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = open_datasets(load("quickstart", []).recipe)
+    expected = open_datasets(load("quickstart", []).recipe).fingerprint()
+    hashing, may_end, num_hashed = Event(), Event(), []
+
+    def slow(*args: Any, **options: Any) -> Any:
+        hashing.set()
+        assert may_end.wait(10)
+        num_hashed.append(1)
+        return hashlib.blake2b(*args, **options)
+
+    monkeypatch.setattr(arrays, "hashlib", SimpleNamespace(blake2b=slow))
+    datasets.hash_ahead()
+    assert hashing.wait(10), "a thread computes it"
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(datasets.fingerprint)
+        assert not wait([found], timeout=0.05).done
+        may_end.set()
+        assert found.result() == expected
+    assert len(num_hashed) == 2, "training and validation set"
+
+
+def test_a_run_computes_the_fingerprint_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called: list[Datasets] = []
+    monkeypatch.setattr(Datasets, "hash_ahead", lambda datasets: called.append(datasets))
+    with prepare_run(RunArgs("quickstart", out=tmp_path / "run", device="cpu")) as run:
+        assert called == [run.datasets]
