@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 import torch.nn.functional as F
@@ -118,9 +118,12 @@ class FastNet(ReconvModel):
 
 def whitening_filters(images: Tensor, smallest: float = _MIN_VARIANCE) -> Tensor:
     """Filters [d, channels, 2, 2] whose outputs on patches of the images are uncorrelated with variance 1."""
-    channels = images.shape[1]
-    patches = images.double().unfold(2, _PATCH, 1).unfold(3, _PATCH, 1)  # [n, channels, rows, columns, 2, 2]
-    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels * _PATCH**2)
+    num_images, channels, height, width = images.shape
+    rows, columns = height - _PATCH + 1, width - _PATCH + 1
+    patches = images.new_empty(num_images, rows, columns, channels, _PATCH, _PATCH, dtype=torch.float64)
+    for i, j in product(range(_PATCH), repeat=2):  # half the time of Tensor.unfold, which copies runs of two pixels
+        patches[..., i, j] = images[:, :, i : i + rows, j : j + columns].permute(0, 2, 3, 1)
+    flat = patches.view(-1, channels * _PATCH**2)
     mean = flat.mean(0)
     variances, directions = torch.linalg.eigh(flat.T @ flat / len(flat) - torch.outer(mean, mean))
     filters: Tensor = directions.T / (variances[:, None] + smallest).sqrt()

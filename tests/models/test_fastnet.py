@@ -47,6 +47,15 @@ def test_whitened_patches_have_identity_covariance() -> None:
     torch.testing.assert_close(torch.cov(rows, correction=0), torch.eye(12, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
+def test_whitening_filters_have_the_bits_of_those_from_unfolded_images() -> None:
+    images = correlated_images(side=9)[..., :7]
+    patches = images.double().unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12)
+    mean = patches.mean(0)
+    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches) - torch.outer(mean, mean))
+    expected = (directions.T / (variances[:, None] + 5e-4).sqrt()).flip(0).reshape(-1, 3, 2, 2)
+    assert torch.equal(whitening_filters(images), expected)
+
+
 def test_the_first_layer_has_each_filter_and_its_negative() -> None:
     model = build_model("fastnet_cifar", num_classes=10)
     assert isinstance(model, FastNet)
