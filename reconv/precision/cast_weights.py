@@ -54,17 +54,19 @@ class CastWeightsOnce(TorchFunctionMode):
             return value
         has_grad = torch.is_grad_enabled()
         if has_grad not in self._copies:
-            weights = {key: w for key, w in self._weights.items() if w.requires_grad or not has_grad}
-            cast: tuple[Tensor, ...] = _CastAll.apply(self._dtype, *weights.values())  # type: ignore[no-untyped-call]
-            self._copies[has_grad] = dict(zip(weights, cast, strict=True))
-        return self._copies[has_grad].get(id(value), value)
+            cast: tuple[Tensor, ...] = _CastAll.apply(self._dtype, *self._weights.values())  # type: ignore[no-untyped-call]
+            self._copies[has_grad] = dict(zip(self._weights, cast, strict=True))
+        return self._copies[has_grad][id(value)]
 
 
 class _CastAll(Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        return _cast(weights, dtype)
+        cast = _cast(weights, dtype)
+        trained = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(*(copy for copy, is_trained in zip(cast, trained, strict=True) if not is_trained))
+        return cast
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -123,9 +123,12 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
 
     model, policy = Some(), policy_of("bf16")
     policy.cast_weights_once(model)
-    with policy.autocast():
-        assert not model.frozen(torch.ones(2, 4)).requires_grad  # else an unused gradient would be computed
-        model(torch.ones(2, 4)).float().sum().backward()
+    images = torch.ones(2, 4, dtype=torch.bfloat16)
+    with Calls() as calls, policy.autocast():
+        assert not model.frozen(images).requires_grad  # else an unused gradient would be computed
+        model(images).float().sum().backward()
+    # Of the output to float32 and of its gradient; the frozen weights are cast with the others.
+    assert calls.names.count("aten._to_copy.default") == 2
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {"used.weight", "used.bias"}
 
 
