@@ -34,7 +34,7 @@ def fused_sgd(
         maximize=maximize,
         is_first_step=False,
         grad_scale=None,
-        found_inf=(~ok).to(torch.float32),  # the kernel's gate for loss scaling serves as ours
+        found_inf=_found_inf(ok),  # the kernel's gate for loss scaling serves as ours
     )
 
 
@@ -57,7 +57,7 @@ def fused_adamw(
     epsilon: float,
 ) -> None:
     """AdamW, in place; changes nothing if not ok. `steps` has a float32 counter for each parameter."""
-    found_inf = (~ok).to(torch.float32)
+    found_inf = _found_inf(ok)
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
         params,
@@ -77,6 +77,11 @@ def fused_adamw(
         found_inf=found_inf,
     )
     torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def _found_inf(ok: Tensor) -> Tensor:
+    """1.0 if not ok, else 0.0: negated and cast in one kernel launch."""
+    return torch.logical_not(ok, out=torch.empty_like(ok, dtype=torch.float32))
 
 
 def _kernel_lr(lr: float | Tensor, like: Tensor) -> float | Tensor:

@@ -6,6 +6,7 @@ checkpoint is saved all steps have been checked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,8 +72,7 @@ class NanGuard(TrainerCallback):
     def add(self, step: int, result: StepResult, batches: Sequence[Batch]) -> None:
         """Start reading the result of a step, and check the step before it."""
         scale = self._loss_scale()
-        is_lowest = torch.ones_like(result.ok) if scale is None else scale <= 1
-        values = (result.ok, result.loss, torch.isfinite(result.loss), is_lowest)
+        values = (result.ok, result.loss) if scale is None else (result.ok, result.loss, scale)
         packed = torch.stack([to_accumulate_dtype(value) for value in values])
         previous, self._pending = self._pending, _PendingCheck(step, self._device.copy_to_host(packed), batches)
         if previous is not None:
@@ -85,8 +85,9 @@ class NanGuard(TrainerCallback):
             self._check(previous)
 
     def _check(self, pending: _PendingCheck) -> None:
-        ok, loss, loss_is_finite, scale_is_lowest = pending.read().tolist()
-        if ok or (loss_is_finite and not scale_is_lowest):
+        ok, loss, *scale = pending.read().tolist()
+        loss_is_finite = math.isfinite(loss)
+        if ok or (loss_is_finite and any(value > 1 for value in scale)):
             return
         self.skipped += 1
         stop = self._policy == "stop" or self.skipped > self._max_skipped

@@ -69,12 +69,12 @@ class ProgressLogger:
     def add(self, result: StepResult) -> None:
         """Add the result of a step, without reading it."""
         self._last = result
-        self._loss = (
-            to_accumulate_dtype(result.loss) if self._loss is None else self._loss + to_accumulate_dtype(result.loss)
-        )
+        # The sums have the accumulate dtype, to which addition promotes the other operand.
+        self._loss = to_accumulate_dtype(result.loss) if self._loss is None else self._loss + result.loss
         self._weight = self._weight + result.weight
         for name, value in result.metrics.items():
-            self._metrics[name] = to_accumulate_dtype(value) + self._metrics.get(name, 0.0)
+            total = self._metrics.get(name)
+            self._metrics[name] = to_accumulate_dtype(value) if total is None else total + value
 
     def log(self, step: int) -> None:
         """Log the steps since the last call, if there are any; `step` is the number of steps done."""

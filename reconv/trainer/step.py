@@ -53,6 +53,14 @@ class StepScalars:
     ema_weight: float | Tensor  # 1 - decay
 
 
+def are_finite(loss: Tensor, grad_norm: Tensor) -> Tensor:
+    """Whether both numbers are finite, as a bool on the device: 0 times infinity or NaN is NaN.
+
+    Four kernel launches; torch.isfinite of both takes nine.
+    """
+    return loss * 0 + grad_norm * 0 == 0
+
+
 def no_annotation(name: str) -> AbstractContextManager[None]:
     """An `Annotate` that does nothing."""
     return nullcontext()
@@ -163,7 +171,7 @@ class TrainStep:
             grads = self.optimizer.grads()
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-            ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
+            ok = are_finite(loss, grad_norm)
             if self.clip_grad is not None:
                 self.clip_grad(self.optimizer.params_with_grad(), grad_norm)
             self.optimizer.step(scalars.lr, ok)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reconv.batch import Batch
 from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.trainer.step import are_finite
 
 from .conftest import Parts, batch
 
@@ -129,3 +130,13 @@ def test_a_step_is_sgd_on_the_mean_loss_of_the_batch() -> None:
     for new, old in zip(parts.model.parameters(), model.parameters(), strict=True):
         assert old.grad is not None
         assert torch.allclose(new, old - 0.1 * old.grad, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", [0.0, -1e38, 3e38, torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("grad_norm", [0.0, 3e38, torch.inf, torch.nan])
+def test_are_finite_is_that_of_torch(loss: float, grad_norm: float) -> None:
+    values = torch.tensor([loss, grad_norm])
+    ok = are_finite(values[0], values[1])
+    assert ok.dtype == torch.bool and ok.shape == ()
+    assert torch.equal(ok, values.isfinite().all())
+    assert torch.equal(are_finite(values[0].double(), values[1]), ok)
