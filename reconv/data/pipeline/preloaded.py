@@ -21,10 +21,11 @@ from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _STEPS_PER_TRANSFER = 16
+_CROP_PIXELS = "crop_pixels"
 
 
 class PreloadedLoader:
-    """Crops preloaded images on the device; the parameters of several steps are transferred at once.
+    """Crops preloaded images on the device; the parameters of several steps are transferred and processed at once.
 
     A step of small images is as short as the host can launch it: transferring parameters step by step took a fifth
     of it.
@@ -53,7 +54,7 @@ class PreloadedLoader:
         indices = assembler.sampler.indices_of(positions)
         params = host_params(assembler.augment, assembler.seed, positions)
         tensors = images.to_crop(indices, params) | assembler.device_params(positions, indices, size)
-        moved = Batch(tensors, torch.from_numpy(positions), (len(positions),)).map(self._move)
+        moved = images.locate_crops(Batch(tensors, torch.from_numpy(positions), (len(positions),)).map(self._move))
         num_rows = len(positions) // len(steps)
         for number, step in enumerate(steps):
             rows = slice(number * num_rows, (number + 1) * num_rows)
@@ -86,20 +87,33 @@ class PreloadedImages:
         self._along = move(torch.arange(-self._pad, self._size - self._pad))
 
     def to_crop(self, indices: I64, params: NamedArrays) -> dict[str, Tensor]:
-        """What `crop` needs of some rows, on the host."""
+        """What `locate_crops` needs of some rows, on the host."""
         rows = torch.from_numpy(indices)
         tensors = {"targets": self._targets[rows], "indices": rows}
         if self._pad:
             tensors[CROP_CORNER] = torch.from_numpy(params[CROP_CORNER])
         return tensors
 
+    def locate_crops(self, batch: Batch) -> Batch:
+        """The batch with the rows and columns of each crop [n, 2, size] instead of its corner; all on the device.
+
+        They are those of the unpadded image; the padding is not stored, and its pixels are reflected ones or 0.
+        """
+        if not self._pad:
+            return batch
+        tensors = dict(batch.tensors)
+        at = tensors.pop(CROP_CORNER)[:, :, None] + self._along
+        last = self._size - 1  # reflected at the first and at the last pixel
+        tensors[_CROP_PIXELS] = at if self._is_black else last - (last - at.abs()).abs()
+        return Batch(tensors, batch.positions, batch.groups)
+
     def crop(self, batch: Batch) -> Batch:
-        """The batch with images instead of the corners of their crops; all on the device."""
+        """The batch with images instead of the places of their crops; all on the device."""
         tensors = dict(batch.tensors)
         if not self._pad:
             images = self._images[tensors["indices"]]
         else:
-            images = self._padded_crops(tensors["indices"], tensors.pop(CROP_CORNER))
+            images = self._padded_crops(tensors["indices"], tensors.pop(_CROP_PIXELS))
         images = images.permute(0, 3, 1, 2)
         if images.shape[1] == 1:
             # With one channel both memory formats hold the same bytes and torch keeps whichever strides it is given,
@@ -107,12 +121,10 @@ class PreloadedImages:
             images = images.reshape(-1).view(images.shape)
         return Batch({**tensors, "images": images}, batch.positions, batch.groups)
 
-    def _padded_crops(self, indices: Tensor, corners: Tensor) -> Tensor:
-        """Crops [n, size, size, channels]; the padding is not stored: its pixels are reflected ones or 0."""
-        at = corners[:, :, None] + self._along  # [n, 2, size]: row and column numbers in the unpadded image
+    def _padded_crops(self, indices: Tensor, at: Tensor) -> Tensor:
+        """Crops [n, size, size, channels] of the pixels at these rows and columns."""
         last = self._size - 1
-        # Reflected at the first and at the last pixel; a black one may be read from anywhere.
-        inside = at.clamp(0, last) if self._is_black else last - (last - at.abs()).abs()
+        inside = at.clamp(0, last) if self._is_black else at  # a black one may be read from anywhere
         rows, columns = inside[:, 0, :, None], inside[:, 1, None, :]
         images = self._images[indices[:, None, None], rows, columns]
         if not self._is_black:
