@@ -22,6 +22,7 @@ from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import RecipeError, ResourceError
+from reconv.kernels.jit.compile_ahead import import_triton
 from reconv.logging.phases import Phase, PhaseTimer, process_start_s
 from reconv.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
 from reconv.printable import printable
@@ -86,7 +87,10 @@ def prepare_run(
     phases.enter(Phase.DEVICE)
     _check_address_space()
     choose_nic(args.nic)
-    process_group = open_process_group(launch_env, device_kind(args.device))
+    kind = device_kind(args.device)
+    if kind == "cuda":
+        import_triton()
+    process_group = open_process_group(launch_env, kind)
     phases.enter(Phase.PLAN)
     with ExitStack() as stack:
         stack.enter_context(report_failures(process_group))

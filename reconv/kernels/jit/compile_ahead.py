@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from contextlib import suppress
+from importlib.util import find_spec
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -38,14 +40,33 @@ def compile_ahead(variants: Collection[KernelVariant], device: torch.device, war
     return len(variants)
 
 
-def _load(variant: KernelVariant, result: Future[None]) -> None:
-    """Load a variant and its launcher from the cache, for this thread's device, once it is compiled."""
+def import_triton() -> None:
+    """Import Triton in a thread, and compute the hash of its files that every cache key contains.
+
+    Hashing 400 MB takes 0.3 s, in which the rest of a run is set up: it releases the GIL.
+    """
+
+    def work() -> None:
+        with suppress(Exception):  # raised again where a kernel is needed
+            _hash_triton()
+
+    if find_spec("triton") is not None:
+        Thread(target=work, name="reconv-triton", daemon=True).start()
+
+
+def _hash_triton() -> None:
     from triton.runtime.cache import triton_key
 
+    with _triton_lock:
+        triton_key()
+
+
+def _load(variant: KernelVariant, result: Future[None]) -> None:
+    """Load a variant and its launcher from the cache, for this thread's device, once it is compiled."""
     kernel = variant.kernel
+    _hash_triton()  # else every thread would do it
     with _triton_lock:  # Triton creates its driver and per-device caches without a lock
         kernel.device_caches[torch.cuda.current_device()]
-        triton_key()  # else every thread would hash Triton's own 400 MB
     result.result()
     compiled = kernel.warmup(*variant.arguments(), grid=(1,), **dict(variant.constants))
     compiled.run  # noqa: B018 (a property: builds the launcher with the C compiler on first access)
