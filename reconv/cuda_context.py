@@ -6,7 +6,6 @@ This module does not import torch. It affects speed only: without the context to
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ def start_cuda_context(device: str, library: str = _LIBRARY) -> Thread | None:
     match = re.fullmatch(r"auto|cuda(?::(\d+))?", device)
     if match is None or (library == _LIBRARY and not NVIDIA_DRIVER.exists()):
         return None
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does
     thread = Thread(target=_create_context, args=(library, int(match[1] or 0)), name="reconv-cuda", daemon=True)
     thread.start()
     return thread
