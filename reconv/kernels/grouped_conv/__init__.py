@@ -1,0 +1,1 @@
+"""Grouped 3x3 convolutions of few channels per group."""
