@@ -148,15 +148,21 @@ class Cuda:
         return torch.backends.cudnn.benchmark_limit if torch.backends.cudnn.benchmark else None
 
     def warm_up(self) -> None:
-        """Load the libraries of the first step in a thread."""
-        Thread(target=self._compute_once, name="wake").start()
+        """Load the libraries and common kernels of the first step in a thread."""
+        Thread(target=self._train_tiny_network, name="wake").start()
 
-    def _compute_once(self) -> None:
+    def _train_tiny_network(self) -> None:
+        """Run what most steps have, as small as possible: CUDA loads each kernel when it is first launched."""
         images, filters, weight = (
             torch.zeros(shape, dtype=torch.half, device=self.torch, requires_grad=True)
             for shape in ((8, 8, 1, 1), (8, 8, 1, 1), (8, 8))
         )
-        F.linear(F.conv2d(images, filters).flatten(1), weight).sum().backward()
+        features = F.relu(F.batch_norm(F.conv2d(images, filters), None, None, training=True))
+        logits = F.linear(features.flatten(1), weight).float()
+        targets = torch.zeros(8, dtype=torch.int64, device=self.torch)
+        F.cross_entropy(logits, targets, label_smoothing=0.1).backward()
+        gradients = [filters.grad, weight.grad]
+        torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g.float() for g in gradients if g is not None])))
 
     def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy to pinned memory; the returned call waits for that copy only."""
