@@ -6,8 +6,8 @@ those next to each other. Groups of less than 16 channels share a product with z
 
 Operands of tensor cores are loaded from global memory straight into the registers where they are needed, without shared
 memory: the order of a product's inner dimension is arbitrary, so a thread's share of it can be contiguous in memory.
-Load tensors are [4, 8, blocks, rows, values]: Triton distributes them over the threads of a warp, the warps and the
-registers in this order, as the operands of tensor cores are.
+The rows of a load tensor are [count, blocks, 8, 4]: Triton distributes them over the threads of a warp, the warps and
+the registers from the last to the first, as the operands of tensor cores are.
 """
 
 import os
@@ -22,13 +22,10 @@ _MERGED: tl.constexpr = tl.constexpr(16)  # partial sums per load
 
 
 @triton.jit
-def _axis(AT: tl.constexpr, SIZE: tl.constexpr):
-    """0 to SIZE - 1 along one of five axes."""
-    index = tl.arange(0, SIZE)
-    for axis in tl.static_range(5):
-        if axis != AT:
-            index = tl.expand_dims(index, axis)
-    return index
+def _indices(COUNT: tl.constexpr, BLOCKS: tl.constexpr):
+    """Of each row of a load tensor [count * blocks * 8 * 4, values], the four indices [rows, 1]."""
+    row = tl.arange(0, COUNT * BLOCKS * 32)[:, None]
+    return row // (BLOCKS * 32), row // 32 % BLOCKS, row // 4 % 8, row % 4
 
 
 @triton.jit
@@ -42,18 +39,19 @@ def _dot(a, b, product):
 @triton.jit
 def _operand(tile, ROWS: tl.constexpr, BLOCKS: tl.constexpr, VALUES: tl.constexpr):
     """[blocks, rows, 4 * values] of a load tensor. Values of a thread stay with it."""
-    tile = tl.reshape(tile, [4, 8, BLOCKS, ROWS // 8, VALUES // 2, 2])
-    return tl.reshape(tl.permute(tile, [2, 3, 1, 4, 0, 5]), [BLOCKS, ROWS, 4 * VALUES])
+    tile = tl.reshape(tile, [ROWS // 8, BLOCKS, 8, 4, VALUES // 2, 2])
+    return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 3, 5]), [BLOCKS, ROWS, 4 * VALUES])
 
 
 @triton.jit
-def _filters(filters, block, sixteenths, TAP: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
+def _filters(filters, first_block, sixteenths, TAP: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
     """One tap of the filters of 16 outputs [blocks, inputs, 16], with zeros between groups."""
     VALUES: tl.constexpr = max(SIZE, 16) // 4
-    row = _axis(3, 2) * 8 + _axis(1, 8)
+    half, block, row, lane = _indices(2, BLOCKS)
+    block += first_block
     # The output that a thread of the product finds next to its others: it then stores four neighbors.
-    out = block * 16 + row % 8 // 2 * 4 + row // 8 * 2 + row % 2
-    channel = block * 16 // (4 * VALUES) * (4 * VALUES) + _axis(0, 4) * VALUES + _axis(4, VALUES)
+    out = block * 16 + row // 2 * 4 + half * 2 + row % 2
+    channel = block * 16 // (4 * VALUES) * (4 * VALUES) + lane * VALUES + tl.arange(0, VALUES)[None, :]
     mask = (out // SIZE == channel // SIZE) & (block < sixteenths)
     tile = tl.load(filters + (out * _TAPS + TAP) * SIZE + channel % SIZE, mask=mask, other=0.0)
     return tl.permute(_operand(tile, 16, BLOCKS, VALUES), [0, 2, 1])
@@ -86,7 +84,7 @@ def _add_line(total, left, middle, right, a, b, c):
 def _store_line(y, at, exists, total, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr):
     """Store 16 outputs of each column."""
     total = tl.reshape(total, [BLOCKS, COLUMNS // 8, 8, 2, 4, 2])
-    total = tl.reshape(tl.permute(total, [4, 2, 0, 1, 3, 5]), [4, 8, BLOCKS, COLUMNS // 8, 4])
+    total = tl.reshape(tl.permute(total, [1, 0, 2, 4, 3, 5]), [COLUMNS * BLOCKS * 4, 4])
     tl.store(y + at, total.to(y.dtype.element_ty), mask=exists)
 
 
@@ -99,25 +97,26 @@ def conv(
     VALUES: tl.constexpr = max(SIZE, 16) // 4
     channels = sixteenths * 16
     program, num_blocks, parts = tl.program_id(0), tl.cdiv(sixteenths, BLOCKS), tl.cdiv(height, lines)
-    block = program % num_blocks * BLOCKS + _axis(2, BLOCKS)
+    first_block = program % num_blocks * BLOCKS
+    count, block, row, lane = _indices(COLUMNS // 8, BLOCKS)
+    block += first_block
     first = program // num_blocks % parts * lines
-    column = program // num_blocks // parts * COLUMNS + _axis(3, COLUMNS // 8) * 8 + _axis(1, 8)
+    column = program // num_blocks // parts * COLUMNS + count * 8 + row
     place = column % width
     pixel = (column // width * (height * width) + place) * channels
-    lane = _axis(0, 4)
-    at = pixel + block * 16 // (4 * VALUES) * (4 * VALUES) + lane * VALUES + _axis(4, VALUES)
-    out = pixel + block * 16 + lane * 4 + _axis(4, 4)
+    at = pixel + block * 16 // (4 * VALUES) * (4 * VALUES) + lane * VALUES + tl.arange(0, VALUES)[None, :]
+    out = pixel + block * 16 + lane * 4 + tl.arange(0, 4)[None, :]
     exists = (column < num_columns) & (block < sixteenths)
     has_left, has_right = exists & (place > 0), exists & (place < width - 1)
-    w0 = _filters(filters, block, sixteenths, 0, BLOCKS, SIZE)
-    w1 = _filters(filters, block, sixteenths, 1, BLOCKS, SIZE)
-    w2 = _filters(filters, block, sixteenths, 2, BLOCKS, SIZE)
-    w3 = _filters(filters, block, sixteenths, 3, BLOCKS, SIZE)
-    w4 = _filters(filters, block, sixteenths, 4, BLOCKS, SIZE)
-    w5 = _filters(filters, block, sixteenths, 5, BLOCKS, SIZE)
-    w6 = _filters(filters, block, sixteenths, 6, BLOCKS, SIZE)
-    w7 = _filters(filters, block, sixteenths, 7, BLOCKS, SIZE)
-    w8 = _filters(filters, block, sixteenths, 8, BLOCKS, SIZE)
+    w0 = _filters(filters, first_block, sixteenths, 0, BLOCKS, SIZE)
+    w1 = _filters(filters, first_block, sixteenths, 1, BLOCKS, SIZE)
+    w2 = _filters(filters, first_block, sixteenths, 2, BLOCKS, SIZE)
+    w3 = _filters(filters, first_block, sixteenths, 3, BLOCKS, SIZE)
+    w4 = _filters(filters, first_block, sixteenths, 4, BLOCKS, SIZE)
+    w5 = _filters(filters, first_block, sixteenths, 5, BLOCKS, SIZE)
+    w6 = _filters(filters, first_block, sixteenths, 6, BLOCKS, SIZE)
+    w7 = _filters(filters, first_block, sixteenths, 7, BLOCKS, SIZE)
+    w8 = _filters(filters, first_block, sixteenths, 8, BLOCKS, SIZE)
     start, end, step = tl.maximum(first - 1, 0), tl.minimum(first + lines + 1, height), width * channels
     a0, a1, a2 = _load_line(x, start, end, at, step, channels, has_left, exists, has_right)
     b0, b1, b2 = a0, a1, a2
@@ -146,9 +145,9 @@ def conv(
 
 @triton.jit
 def _pixels(tile, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr):
-    """[blocks, columns, 16] of a load tensor [4, 8, blocks, columns // 4, 2]: channel 2 q + c is at c * 8 + q."""
-    tile = tl.reshape(tile, [4, 8, BLOCKS, COLUMNS // 8, 2, 2])
-    return tl.reshape(tl.permute(tile, [2, 3, 0, 4, 5, 1]), [BLOCKS, COLUMNS, 16])
+    """[blocks, columns, 16] of a load tensor of two values: channel 2 q + c is at c * 8 + q."""
+    tile = tl.reshape(tile, [COLUMNS // 8, 2, BLOCKS, 8, 4, 2])
+    return tl.reshape(tl.permute(tile, [2, 0, 4, 1, 5, 3]), [BLOCKS, COLUMNS, 16])
 
 
 @triton.jit
@@ -168,15 +167,16 @@ def weight_gradient(
     channels = sixteenths * 16
     program, num_blocks = tl.program_id(0), tl.cdiv(sixteenths * PAIRS, BLOCKS)
     first_block, split = program % num_blocks * BLOCKS, program // num_blocks
-    block = first_block + _axis(2, BLOCKS)
-    channel = _axis(1, 8) * 2 + _axis(4, 2)
+    count, block, row, lane = _indices(COLUMNS // 4, BLOCKS)
+    block += first_block
+    channel = row * 2 + tl.arange(0, 2)[None, :]
     out_channel = block // PAIRS * 16 + channel
     in_channel = (block // PAIRS // PAIRS * PAIRS + block % PAIRS) * 16 + channel
     step = width * channels
     zero = tl.zeros([BLOCKS, 16, 16], tl.float32)
     s0, s1, s2, s3, s4, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
     for strip in tl.range(split * strips, (split + 1) * strips, num_stages=1):
-        column = strip * COLUMNS + _axis(3, COLUMNS // 4) * 4 + _axis(0, 4)
+        column = strip * COLUMNS + count * 4 + lane
         place = column % width
         pixel = (column // width * (height * width) + place) * channels
         exists = (column < num_columns) & (block < sixteenths * PAIRS)
