@@ -54,7 +54,13 @@ LAUNCHES = {
         "stem": 1,
     },
     "torchvision:resnet50": {"batch_norm": 200, "max_pool": 2, "stem": 1},
-    "torchvision:regnet_y_400mf": {"batch_norm": 148, "conv1x1_norm_act": 5, "norm_squeeze_excite": 80, "stem": 1},
+    "torchvision:regnet_y_400mf": {
+        "batch_norm": 148,
+        "conv1x1_norm_act": 5,
+        "grouped_conv": 25,
+        "norm_squeeze_excite": 80,
+        "stem": 1,
+    },
     "torchvision:mobilenet_v3_large": {
         "batch_norm": 127,
         "conv1x1_norm_act": 30,

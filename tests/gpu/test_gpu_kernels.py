@@ -35,6 +35,7 @@ from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.grouped_conv import ops as grouped
 from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.norm_concat import ops as concat
 from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
@@ -63,6 +64,7 @@ DEPTHWISE = (
     (240, 28, 5),
     (72, 13, 3),
 )  # channels, side, kernel
+GROUPED = ((4, 128, 56), (8, 256, 28), (16, 512, 14), (32, 1024, 7), (4, 80, 13))  # channels per group, channels, side
 PROJECTIONS = ((32, 16, 112), (96, 24, 56), (144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (72, 40, 13))
 INCEPTION = (  # side, widths of the narrow convolutions, and of the other branches
     (28, (64, 96, 16), (128, 32, 32)), (14, (160, 112, 24), (224, 64, 64)), (7, (384, 192, 48), (384, 128, 128)),
@@ -246,6 +248,17 @@ def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dt
     ]
     plain = partial(F.conv2d, stride=2, padding=kernel // 2, groups=channels)
     assert worst_error(leaves, partial(depthwise_conv, stride=2), plain) <= TOLERANCES[dtype]
+
+
+@half_dtypes
+@pytest.mark.parametrize("size, channels, side", GROUPED)
+def test_grouped_convolution(size: int, channels: int, side: int, dtype: torch.dtype) -> None:
+    leaves = [random_tensor(8, channels, side, side, dtype=dtype), random_tensor(channels, size, 3, 3, dtype=dtype)]
+    plain = partial(F.conv2d, padding=1, groups=channels // size)
+    assert worst_error(leaves, grouped.grouped_conv, plain) <= TOLERANCES[dtype]
+    config = grouped.GroupedGradientTile(16, 4, 1, 2)
+    found = [grouped.weight_gradient(leaves[0].neg(), leaves[0], leaves[1], config) for _ in range(4)]
+    assert all(torch.equal(found[0], again) for again in found[1:])
 
 
 @half_dtypes

@@ -21,10 +21,18 @@ from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 # Launches of each operation's kernels in one training pass in bf16 at 64 (SSD: 300) pixels.
 LAUNCHES = {
     "resnet50": {"batch_norm": 165, "conv1x1_statistics": 21, "norm_max_pool": 2, "stem": 1, "sum_conv1x1": 12},
-    "resnext26_32x4d": {"batch_norm": 91, "conv1x1_statistics": 8, "norm_max_pool": 2, "stem": 1, "sum_conv1x1": 3},
+    "resnext26_32x4d": {
+        "batch_norm": 91,
+        "conv1x1_statistics": 8,
+        "grouped_conv": 25,
+        "norm_max_pool": 2,
+        "stem": 1,
+        "sum_conv1x1": 3,
+    },
     "se_resnext101_32x4d": {
         "batch_norm": 83,
         "conv1x1_statistics": 7,
+        "grouped_conv": 25,
         "norm_max_pool": 2,
         "norm_squeeze_excite": 40,
         "stem": 1,

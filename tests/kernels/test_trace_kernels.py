@@ -91,6 +91,7 @@ NARROW = {
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
     "sum and convolution": lambda: build_model("resnet14", num_classes=4, width=16, depths=[2]),
+    "grouped": lambda: build_model("resnet14", num_classes=4, width=16, depths=[1], groups=8, width_per_group=16),
     "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
     "relu6": lambda: inverted("relu6"),
     "silu": lambda: inverted("silu"),
@@ -105,6 +106,7 @@ NETWORKS = {
     [
         ("residual", torch.bfloat16),
         ("sum and convolution", torch.bfloat16),
+        ("grouped", torch.bfloat16),
         ("squeezing", None),
         ("relu6", None),
         ("silu", torch.bfloat16),

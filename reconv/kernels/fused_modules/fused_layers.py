@@ -12,6 +12,8 @@ from reconv.kernels import dispatch
 from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d, SqueezeExcitation
 
+_GROUP_SIZES = (4, 8, 16, 32)  # channels per group of `kernels/grouped_conv`
+
 
 class FusedStemConv2d(nn.Conv2d):
     """A convolution of stride 2 over few channels, computed over blocks of 2x2 pixels."""
@@ -38,6 +40,19 @@ class FusedDepthwiseConv2d(nn.Conv2d):
         return super().forward(x)
 
 
+class FusedGroupedConv2d(nn.Conv2d):
+    """A grouped 3x3 convolution of stride 1 and few channels per group, not left to cuDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and dispatch.supports(x):
+            from reconv.kernels.grouped_conv.ops import grouped_conv, supports
+
+            dtype = dispatch.conv_output_dtype(x)
+            if supports(x, self.weight, dtype):
+                return grouped_conv(x.to(dtype), self.weight.to(dtype))
+        return super().forward(x)
+
+
 def fused_conv_class(conv: nn.Conv2d) -> type[nn.Conv2d] | None:
     """The fused class of a convolution, or None."""
     kernel, stride = conv.kernel_size[0], conv.stride[0]
@@ -49,6 +64,14 @@ def fused_conv_class(conv: nn.Conv2d) -> type[nn.Conv2d] | None:
         return FusedStemConv2d
     if stride <= 2 and kernel > 1 and conv.in_channels == conv.out_channels == conv.groups:
         return FusedDepthwiseConv2d
+    size = conv.in_channels // conv.groups
+    if (
+        (kernel, stride) == (3, 1)
+        and conv.in_channels == conv.out_channels
+        and conv.groups > 1
+        and size in _GROUP_SIZES
+    ):
+        return FusedGroupedConv2d
     return None
 
 

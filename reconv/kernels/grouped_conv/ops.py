@@ -67,14 +67,13 @@ WEIGHT_GRADIENT: dict[int, GroupedGradientTile | None] = {
 }
 
 
-def supports(x: Tensor, weight: Tensor) -> bool:
-    """Whether kernels compute a part of the convolution of x, which `dispatch` supports, with weight
-    [channels, channels per group, 3, 3]."""
+def supports(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether kernels compute at least one pass of the convolution of x, which `dispatch` supports, with weight
+    [channels, channels per group, 3, 3], both cast to dtype."""
     size = weight.shape[1]
     tables: tuple[dict[int, Any], ...] = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
     return (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and x.dtype == weight.dtype
+        dtype in (torch.bfloat16, torch.float16)
         and tuple(weight.shape) == (x.shape[1], size, 3, 3)
         and x.shape[1] % max(size, _BLOCK) == 0
         and x.numel() <= MAX_ELEMENTS
@@ -160,7 +159,7 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, config: GroupedGradie
     strips_each = -(-strips // max(1, config.programs_per_sm * num_sms // blocks))
     splits = -(-strips // strips_each)
     partials = torch.empty(splits, channels, 3, 3, size, dtype=torch.float32, device=x.device)
-    dweight = torch.empty_like(weight, memory_format=torch.channels_last)
+    dweight = torch.empty_like(weight.contiguous(memory_format=torch.channels_last))
     launch(
         device.weight_gradient, (blocks * splits,), x, dy, partials, samples * width, channels // _BLOCK, height, width,
         strips_each, **_constants(config, size),
