@@ -57,7 +57,7 @@ LAUNCHES = {
     "torchvision:regnet_y_400mf": {
         "batch_norm": 148,
         "conv1x1_norm_act": 5,
-        "grouped_conv": 25,
+        "grouped_conv": 15,
         "norm_squeeze_excite": 80,
         "stem": 1,
     },

@@ -24,7 +24,7 @@ LAUNCHES = {
     "resnext26_32x4d": {
         "batch_norm": 91,
         "conv1x1_statistics": 8,
-        "grouped_conv": 25,
+        "grouped_conv": 16,
         "norm_max_pool": 2,
         "stem": 1,
         "sum_conv1x1": 3,
@@ -32,7 +32,7 @@ LAUNCHES = {
     "se_resnext101_32x4d": {
         "batch_norm": 83,
         "conv1x1_statistics": 7,
-        "grouped_conv": 25,
+        "grouped_conv": 16,
         "norm_max_pool": 2,
         "norm_squeeze_excite": 40,
         "stem": 1,

@@ -51,19 +51,19 @@ class GroupedGradientTile:
     registers: int | None = None
 
 
-# By channels per group; None: cuDNN's kernel.
+# By channels per group; None: cuDNN's kernel. Measured on an H200 (docs/results/gpu-kernels.md).
 FORWARD: dict[int, GroupedConvTile | None] = {
-    4: GroupedConvTile(16, 4, 2, 2),
-    8: GroupedConvTile(16, 4, 2, 2),
-    16: GroupedConvTile(16, 4, 2, 1),
-    32: GroupedConvTile(16, 4, 1, 1),
+    4: GroupedConvTile(16, 4, 1, 1),
+    8: GroupedConvTile(16, 4, 1, 1),
+    16: GroupedConvTile(16, 4, 1, 1),
+    32: None,
 }
 INPUT_GRADIENT: dict[int, GroupedConvTile | None] = dict(FORWARD)
 WEIGHT_GRADIENT: dict[int, GroupedGradientTile | None] = {
-    4: GroupedGradientTile(16, 4, 1, 3),
-    8: GroupedGradientTile(16, 4, 1, 3),
-    16: GroupedGradientTile(16, 4, 1, 3),
-    32: GroupedGradientTile(16, 4, 1, 3),
+    4: GroupedGradientTile(32, 4, 2, 2),
+    8: None,
+    16: None,
+    32: None,
 }
 
 
