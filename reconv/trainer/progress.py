@@ -50,14 +50,16 @@ class _PendingProgress:
 class ProgressLogger:
     """Sums loss and metrics on the device between two log points, and logs their means with the throughput.
 
-    `log` does not wait for the device: it would have nothing to do until the host has launched the next step. The
-    values are read and logged by `flush`.
+    Where it `is_deferred`, `log` does not wait for the device, which would have nothing to do until the host has
+    launched the next step: the values are read and logged by `flush`. A run that logs every step, as a dry run does,
+    is not deferred.
     """
 
     def __init__(self, run: TrainingRun, train_state: TrainState) -> None:
         self._run = run
         self._state = train_state
         self._pending: _PendingProgress | None = None
+        self.is_deferred = run.device.kind != "cpu" and run.plan.log.steps != 1
         self._reset()
 
     def _reset(self) -> None:
@@ -100,8 +102,8 @@ class ProgressLogger:
         read = run.device.copy_to_host(_stack((*values, *self._metrics.values()), self._loss))
         self._pending = _PendingProgress(make_event, tuple(self._metrics), read, loss_scale is not None)
         self._reset()
-        if run.device.kind == "cpu":
-            self.flush()  # there is nothing to wait for
+        if not self.is_deferred:
+            self.flush()
 
     def flush(self) -> None:
         """Log what `log` was called for last; waits until the device has computed it."""

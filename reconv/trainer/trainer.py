@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from reconv.batch import Batch
@@ -69,8 +69,9 @@ class Trainer:
         """Train from the current step to the end of the plan."""
         try:
             self._fit()
-        except ReconvError:
-            self.progress.flush()
+        except Exception:
+            with suppress(Exception):  # of a device that has failed
+                self.progress.flush()
             raise
         finally:
             self.clock.phases.enter(Phase.END)
@@ -128,9 +129,9 @@ class Trainer:
         step = self.counters.step
         with self._phase("training"):
             result = self.step(step, micro_batches)
+            self.progress.flush()  # of the step before: the device has the next one to work on
         for callback in self.callbacks:
             callback.on_step_end(self, step, result, micro_batches)
-        self.progress.flush()  # of the step before, which has ended by now
         self.progress.add(result)
         self.clock.count_step(self.plan.global_batch)
         self.liveness.touch()
@@ -183,6 +184,7 @@ class Trainer:
             self._save(reason)
 
     def _save(self, reason: str) -> None:
+        self.progress.flush()
         with self.clock.paused(Phase.SAVES), self._phase("saving"):
             for callback in self.callbacks:
                 callback.on_save_start(self)

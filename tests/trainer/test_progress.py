@@ -15,11 +15,13 @@ import torch
 import reconv
 from reconv.cli import main
 from reconv.device import open_device
-from reconv.logging.events import EvalFinished, Event, TrainProgress
+from reconv.logging.events import CheckpointSaved, EvalFinished, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.trainer.build.network import build_network
-from reconv.trainer.training_run import RunResult
+from reconv.trainer.callbacks import TrainerCallback
+from reconv.trainer.trainer import Trainer
+from reconv.trainer.training_run import RunResult, TrainingRun
 
 SHORT = {"length": "4step", "data.subset_percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 
@@ -44,6 +46,54 @@ def test_logged_memory_is_the_resident_set_size(tmp_path: Path) -> None:
     assert logged == sorted(logged)
     assert before <= logged[0] <= logged[-1] <= summary["peak_memory_bytes"] <= after
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"] >= logged[-1]
+
+
+def fit(folder: Path, seen: list[Event], *callbacks: TrainerCallback, is_deferred: bool, **fields: str) -> None:
+    """Train with values that are logged at once, as on a CPU, or one step later, as on a GPU."""
+    given = [(name, value, "--set") for name, value in (SHORT | {"log.every": "2step"} | fields).items()]
+    with TrainingRun.open("quickstart", given, out=folder, on_event=seen.append) as run:
+        trainer = run.trainer()
+        trainer.progress.is_deferred = is_deferred
+        trainer.callbacks = [*trainer.callbacks, *callbacks]
+        trainer.fit()
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_values_that_are_read_later_are_logged_before_what_follows_their_step(tmp_path: Path, background: str) -> None:
+    fields = {"length": "7step", "evaluate.every": "4step", "save.every": "3step", "save.background": background}
+    at_once: list[Event] = []
+    later: list[Event] = []
+    fit(tmp_path / "at-once", at_once, is_deferred=False, **fields)
+    fit(tmp_path / "later", later, is_deferred=True, **fields)
+    lines = [
+        [(e.step, e.loss, e.grad_norm, e.metrics) if isinstance(e, TrainProgress) else e.step for e in events]
+        for seen in (at_once, later)
+        for events in [[e for e in seen if isinstance(e, TrainProgress | EvalFinished)]]
+    ]
+    assert lines[0] == lines[1] and len(lines[0]) == 6
+    saves = [position for position, event in enumerate(later) if isinstance(event, CheckpointSaved)]
+    assert len(saves) >= 2
+    for position in saves:
+        logged = [event.step for event in later[:position] if isinstance(event, TrainProgress)]
+        assert later[position].step // 2 * 2 in logged  # type: ignore[attr-defined]
+
+
+def test_a_log_line_is_kept_when_a_callback_fails(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, seen, FailsAt(2), is_deferred=True)
+    assert [event.step for event in seen if isinstance(event, TrainProgress)] == [2]
+
+
+class FailsAt(TrainerCallback):
+    """Fails when the batch of a step is fetched."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_batch_fetch_end(self, trainer: Trainer, step: int) -> None:
+        if step == self._step:
+            raise ZeroDivisionError
 
 
 def test_summary_has_the_number_of_parameters(tmp_path: Path) -> None:
