@@ -36,6 +36,7 @@ from reconv.logging.events import (
 from reconv.logging.json_lines import add_checksum
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw
 from reconv.report.html import render, write_report
+from reconv.report.images import BUDGET_BYTES, embed
 from reconv.report.summary import write_summary
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -317,6 +318,19 @@ def test_large_images_do_not_make_a_large_page(tmp_path: Path) -> None:
     page = render([run])
     assert Tags(page).count("img") >= 64
     assert len(page.encode()) < 5_000_000
+
+
+def test_photographs_become_jpeg_and_smooth_images_stay_png(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", with_images=False)
+    y, x = np.mgrid[0:96, 0:96]
+    gradient = np.stack([x * 2 + y * 3, x + y * 7, x * 5 + y * y // 9]).astype(np.uint8)[None]
+    photo = np.random.default_rng(0).integers(0, 256, (1, 3, 96, 96), dtype=np.uint8)
+    kinds = []
+    for images in (gradient, photo):
+        (run / "grid.png").write_bytes(grid(torch.from_numpy(images.copy()), 1))
+        [uri] = embed(run, ImageLogged("a tile", "grid.png", ("one",), columns=1), BUDGET_BYTES) or []
+        kinds.append(uri.partition(";")[0])
+    assert kinds == ["data:image/png", "data:image/jpeg"]
 
 
 @pytest.mark.parametrize(("channels", "num_images"), [(1, 1), (3, 5), (1, 32)])
