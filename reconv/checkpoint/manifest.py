@@ -110,11 +110,14 @@ def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
         except OSError as error:
             raise unreadable(path, error) from error
 
-    with ThreadPoolExecutor(_MAX_THREADS, "reconv-digest") as threads:  # hashing releases the GIL
-        is_large = manifest.num_bytes >= PARALLEL_BYTES
+    is_large = manifest.num_bytes >= PARALLEL_BYTES
+    threads = ThreadPoolExecutor(_MAX_THREADS if is_large else 1, "reconv-digest")  # hashing releases the GIL
+    try:
         digests = (threads.map if is_large else map)(digest_of, manifest.files)
         for (name, entry), found in zip(manifest.files.items(), digests, strict=True):
             _check_sha256(folder / name, found, entry)
+    finally:
+        threads.shutdown(cancel_futures=True)
     return manifest
 
 

@@ -44,7 +44,7 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)
-    buffer = torch.empty(first + end, dtype=torch.uint8)  # a bytearray would be filled with zeros first
+    buffer = torch.empty(first + end, dtype=torch.uint8, device="cpu")  # a bytearray would be filled with zeros first
     data: memoryview = buffer.numpy().data
     data[:first] = len(text).to_bytes(8, "little") + text
     _copy_into(buffer[first:], [tensors[name] for name in names])
