@@ -100,7 +100,9 @@ class EvalLoader:
                         gpu_decoder.place(pending, batch["images"], 0)
                     is_whole = len(positions) == len(self._indices(pending.step))
                     self.whole_batch = pending.step if is_whole else None
-                    if self._kept is not None and is_whole:
+                    if not is_whole:
+                        self._kept = None  # bad samples were left out of it
+                    elif self._kept is not None:
                         self._kept.add(pending.step, filled)
                     yield batch
         if len(self._bad_samples.known("val")) == len(self._dataset):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -69,5 +70,6 @@ class KeptBatches:
 
     def _pin(self) -> None:
         if self._buffer is not None and not self._is_pinned:
-            self._buffer.unpin = self._to_device.pin(torch.from_numpy(self._memory))
             self._is_pinned = True
+            with suppress(RuntimeError):  # of a system that allows less pinned memory: copies then take longer
+                self._buffer.unpin = self._to_device.pin(torch.from_numpy(self._memory))

@@ -96,3 +96,23 @@ def test_the_memory_is_unpinned_when_the_batches_are_dropped() -> None:
 
 def test_a_rank_without_batches_keeps_none() -> None:
     assert not KeptBatches([], 4, PinningDevice()).is_complete
+
+
+class UnpinnableDevice(PinningDevice):
+    """A device on a system that allows no pinned memory."""
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        raise RuntimeError("out of memory")
+
+    def send(self, batch: Batch) -> tuple[Batch, NoCopy | None]:
+        return batch.map(torch.clone), NoCopy()
+
+
+def test_batches_are_sent_even_if_memory_cannot_be_pinned() -> None:
+    kept = KeptBatches(list(SIZES), 4, UnpinnableDevice())
+    for number in SIZES:
+        kept.add(number, make_batch(number))
+    for _ in range(2):
+        sent = dict(kept.send())
+        assert list(sent) == list(SIZES)
+        assert all(is_equal(batch, make_batch(number)) for number, batch in sent.items())
