@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from reconv import __version__
-from reconv.device import Device
+from reconv.device import Device, configure_algorithms
 from reconv.distributed.process_group import ProcessGroup
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
@@ -55,6 +55,7 @@ def open_bench_run(args: RunArgs) -> Iterator[PreparedRun]:
     """Set up a run without a run directory; only the training set is opened."""
     with prepare_run(args, _open_train_set) as run:
         run = replace(run, plan=replace(run.plan, freeze_steps=0))  # measured with all parameters trained
+        configure_algorithms(run.device, run.recipe.engine)  # as for a long run: the length of this one means nothing
         yield choose_micro_batch(run)
 
 
