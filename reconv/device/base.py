@@ -158,7 +158,10 @@ def configure_algorithms(device: Device, engine: EngineConfig, num_steps: int | 
 
 @contextmanager
 def without_cudnn_benchmark(device: Device) -> Iterator[None]:
-    """Let cuDNN's heuristics choose the algorithms of new shapes inside; what was timed before is still used."""
+    """Let cuDNN's heuristics choose the algorithms of new shapes inside; what was timed before is still used.
+
+    torch keeps what was chosen: a shape that is new here is not timed outside either.
+    """
     limit = device.cudnn_benchmark_limit()
     device.set_cudnn_benchmark(None)
     try:

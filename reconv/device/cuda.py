@@ -153,6 +153,10 @@ class Cuda:
 
     def _train_tiny_network(self) -> None:
         """Run what most steps have, as small as possible: CUDA loads each kernel when it is first launched."""
+        with suppress(RuntimeError):  # raised again by the first step
+            self._train_on_zeros()
+
+    def _train_on_zeros(self) -> None:
         images, filters, weight = (
             torch.zeros(shape, dtype=torch.half, device=self.torch, requires_grad=True)
             for shape in ((8, 8, 1, 1), (8, 8, 1, 1), (8, 8))

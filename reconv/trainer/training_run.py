@@ -225,7 +225,7 @@ class TrainingRun(PreparedRun):
         bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
         micro_batch_size = MicroBatchSize(self.plan.micro_groups)
         counters = self._restore(train_state)
-        # One for all: graphs share their memory, also with those of a step that is built again.
+        # Graphs of steps and evaluations share their memory; a step that is built again has a capture of its own.
         graph_capture = build_graph_capture(self.recipe, self.device, self.process_group)
         build_step = partial(
             build_train_step,
@@ -234,12 +234,11 @@ class TrainingRun(PreparedRun):
             self.logger,
             annotate=profiler.annotate,
             micro_batch_size=micro_batch_size,
-            graph_capture=graph_capture,
         )
         eval_loader = self._eval_loader(bad_samples, context)
         trainer = Trainer(
             plan=self.plan,
-            step=build_step(),
+            step=build_step(graph_capture=graph_capture),
             loader=self._train_loader(bad_samples, context),
             evaluator=Evaluator(self, train_state, eval_loader, bad_samples, graph_capture),
             checkpointer=Checkpointer(self, train_state, bad_samples, micro_batch_size, writer),
