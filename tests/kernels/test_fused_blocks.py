@@ -188,6 +188,7 @@ def test_norms_of_an_inception_block_that_differ_are_not_fused() -> None:
     assert launches(block, images)["norm_concat"] == 8
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_of_an_inception_block_recomputes_the_same() -> None:
     block, images = inception()
     LayerState(block).set_micro_batch(Batch({}, torch.arange(5), GROUPS), step=0)
@@ -198,6 +199,7 @@ def test_activation_checkpointing_of_an_inception_block_recomputes_the_same() ->
     assert all(torch.equal(first, second) for first, second in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_a_fused_googlenet_stem_trains_like_the_plain_one() -> None:
     torch.manual_seed(0)
     images = torch.randn(5, 3, 10, 12).contiguous(memory_format=torch.channels_last)
