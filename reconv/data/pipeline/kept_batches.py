@@ -55,7 +55,7 @@ class KeptBatches:
         for number, kept in sorted(self._batches.items()):
             batch, copy = self._to_device.send(kept)
             if copy is None:
-                batch = batch.map(torch.clone)  # it may be the kept one, which whoever evaluates must not change
+                batch = batch.map(torch.clone)  # it may be the kept one, which metrics must not change
             else:
                 copy.wait()
             yield number, batch
