@@ -114,6 +114,7 @@ def test_large_sets_and_sets_with_bad_images_are_decoded_every_time(
     loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), bad_samples=BadSamples(1), keeps_decoded=True)
     passes = [[batch["indices"].tolist() for batch in loader] for _ in range(2)]
     assert passes == [[[0, 1, 2, 3], [4, 6, 7], [8, 9, 10]]] * 2
+    assert loader._kept is None  # no memory is used for batches that will never be complete
     monkeypatch.setattr(eval_loader, "MAX_PREPROCESSED_BYTES", 12 * 3 * 24 * 24)
     dataset = CountedReads(tree, "val")
     loader = EvalLoader(dataset, COLOR, 100, DataContext.on_host(), keeps_decoded=True)
