@@ -25,6 +25,7 @@ from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, time_m
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormInput
 from reconv.kernels.channels_last import ChannelRows, channel_rows
+from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.sum_conv1x1 import ops
@@ -220,7 +221,8 @@ def measure_whole(batch: int) -> None:
         inputs = [tensor.requires_grad_() for tensor in (x, of.weight, of.bias, other, filters)]
 
         def fused() -> Any:
-            y, again, *_ = ops.batch_norm_add_relu_conv1x1(x, of, other, None, filters, (batch,))  # noqa: B023
+            operands = ConvOutput(x), of, ConvOutput(other), None, filters  # noqa: B023
+            y, again, *_ = ops.batch_norm_add_relu_conv1x1(*operands, (batch,))
             return torch.autograd.grad([y, again], inputs, [dy, second])  # noqa: B023
 
         def separate() -> Any:

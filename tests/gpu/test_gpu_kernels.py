@@ -33,6 +33,7 @@ from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_lo
 from reconv.kernels.color_jitter.ops import jitter_and_normalize
 from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
+from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.grouped_conv import ops as grouped
@@ -162,7 +163,9 @@ def test_sum_and_conv1x1_equal_separate_kernels(has_norm: bool, dtype: torch.dty
             leaves = [x, of.weight, of.bias, other, filters, *([other_of.weight, other_of.bias] if has_norm else [])]
             for leaf in leaves:
                 leaf.requires_grad_()
-            fused = sum_conv.batch_norm_add_relu_conv1x1(x, of, other, other_of if has_norm else None, filters, groups)
+            fused = sum_conv.batch_norm_add_relu_conv1x1(
+                ConvOutput(x), of, ConvOutput(other), other_of if has_norm else None, filters, groups
+            )
             found = torch.autograd.grad(fused[:2], leaves, [dy, second])
             if has_norm:
                 main, again, *_ = norm.batch_norm_add_norm_act(x, of, other, other_of, groups, "relu")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from reconv.batch import Batch
+from reconv.kernels.batch_norm.ops import NormInput
+from reconv.kernels.conv1x1_norm_backward import ops as backward
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.fused_modules.fused_sums import DualUse
@@ -34,6 +36,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return fused(x, norm, other, other_norm, *others)
 
     monkeypatch.setattr(ops, "batch_norm_add_relu_conv1x1", counted)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def deferred(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry for each convolution whose backward pass includes that of the norm behind it: whether a norm is before
+    it. Those of the first stage do, as in networks of full width."""
+    found: list[bool] = []
+    gradients, tile = backward.gradients, backward.BackwardTile(32, 4, 2, 1)
+
+    def counted(dz, behind, x, *others):  # type: ignore[no-untyped-def]
+        found.append(isinstance(x, NormInput))
+        return gradients(dz, behind, x, *others)
+
+    monkeypatch.setattr(backward, "CONFIGS", {(64, 16, has_norm): tile for has_norm in (True, False)})
+    monkeypatch.setattr(backward, "gradients", counted)
     return found
 
 
@@ -100,9 +118,10 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert error <= 2e-2 * value.double().norm().item() + 1e-4 * largest, name
 
 
-def test_each_sum_is_computed_with_the_next_blocks_first_convolution(calls, monkeypatch) -> None:
+def test_each_sum_is_computed_with_the_next_blocks_first_convolution(calls, deferred, monkeypatch) -> None:
     found = assert_like_separate(network(), monkeypatch)
     assert calls == [True, False]  # the last sum has no convolution behind it
+    assert sorted(deferred) == [False, True, True], "the first block's shortcut has a convolution but no norm before it"
     model = network()
     assert {f"gradient of {name}" for name, _ in model.named_parameters()} <= found.keys()
 

@@ -12,6 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act, statistics
 from reconv.kernels.channels_last import channel_rows
+from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.sum_conv1x1 import ops
 from reconv.kernels.sum_conv1x1.ops import SumConvTile, batch_norm_add_relu_conv1x1, supports
 
@@ -55,7 +56,7 @@ def test_sum_conv1x1_equals_plain_operations(case, dtype, has_norm, config, monk
     shape, outputs, groups = case
     x, norm, other, other_norm, filters = inputs(shape, outputs, dtype, has_norm)
     y, shortcut, own_statistics, other_statistics, conv_statistics = batch_norm_add_relu_conv1x1(
-        x, norm, other, other_norm, filters, groups
+        ConvOutput(x), norm, ConvOutput(other), other_norm, filters, groups
     )
     assert conv_statistics is None  # nobody asked for them
     exact, exact_norm, exact_other = as_float64(x), norm_as_float64(norm), as_float64(other)
@@ -108,7 +109,9 @@ def test_gradients_are_those_of_separate_kernels(uses, has_norm) -> None:
         dy = draw((4, 32, 6, 6), torch.float16, 5).detach().mul(16).round()
         second = draw(shape, torch.float16, 6).detach()
         if is_fused:
-            y, shortcut, *_ = batch_norm_add_relu_conv1x1(x, norm, other, other_norm, filters, groups)
+            y, shortcut, *_ = batch_norm_add_relu_conv1x1(
+                ConvOutput(x), norm, ConvOutput(other), other_norm, filters, groups
+            )
         elif other_norm is None:
             main, shortcut, _ = batch_norm_add_act(x, norm, other, groups, "relu")
             y = F.conv2d(main, filters)
@@ -140,7 +143,7 @@ def test_only_the_gradients_that_are_needed_are_computed(monkeypatch) -> None:
     for is_frozen in (False, True):
         x, norm, other, _, filters = inputs((2, 64, 4, 4), 16, torch.float16, False)
         given = filters.detach() if is_frozen else filters
-        y, shortcut, *_ = batch_norm_add_relu_conv1x1(x, norm, other, None, given, (2,))
+        y, shortcut, *_ = batch_norm_add_relu_conv1x1(ConvOutput(x), norm, ConvOutput(other), None, given, (2,))
         (y.sum() + shortcut.sum()).backward()
         assert (given.grad is None) == is_frozen and x.grad is not None and other.grad is not None
     assert computed == [(False, True), (False, False)]  # of input and weight
@@ -150,10 +153,12 @@ def test_only_the_gradients_that_are_needed_are_computed(monkeypatch) -> None:
 def test_statistics_are_taken_and_given_where_they_are_known(has_norm: bool) -> None:
     groups = (2, 1)
     x, norm, other, other_norm, filters = inputs((3, 64, 5, 5), 16, torch.float16, has_norm)
-    y, shortcut, *known = batch_norm_add_relu_conv1x1(x, norm, other, other_norm, filters, groups)
+    y, shortcut, *known = batch_norm_add_relu_conv1x1(
+        ConvOutput(x), norm, ConvOutput(other), other_norm, filters, groups
+    )
     next_norm = parameters(16, 5)
     again, shortcut_again, *found, of_output = batch_norm_add_relu_conv1x1(
-        x, norm, other, other_norm, filters, groups, next_norm, *known[:2]
+        ConvOutput(x, known[0]), norm, ConvOutput(other, known[1]), other_norm, filters, groups, next_norm
     )
     assert torch.equal(shortcut_again, shortcut) and torch.equal(found[0], known[0])
     assert found[1] is None if known[1] is None else torch.equal(found[1], known[1])
@@ -170,7 +175,7 @@ def test_statistics_are_taken_and_given_where_they_are_known(has_norm: bool) -> 
 
 def test_nan_reaches_the_gradients() -> None:
     x, norm, other, _, filters = inputs((2, 64, 4, 4), 16, torch.float16, False)
-    y, *_ = batch_norm_add_relu_conv1x1(x, norm, other, None, filters, (2,))
+    y, *_ = batch_norm_add_relu_conv1x1(ConvOutput(x), norm, ConvOutput(other), None, filters, (2,))
     dy = torch.zeros_like(y)
     dy[1, 3, 2, 2] = torch.nan
     y.backward(dy)

@@ -48,7 +48,7 @@ def _head_mean(product, start, end):
 
 
 @triton.jit
-def _round(values, dtype: tl.constexpr):
+def round_pairs(values, dtype: tl.constexpr):
     """The float32 values in half precision, two at a time.
 
     Triton 3.6 converts values with more than one use one by one, by an instruction that takes eight times as long.
@@ -74,7 +74,7 @@ def _store_tile(
 ):
     """Store a tile of the output; returns the sums with the tile's values minus `shift` and their squares added."""
     row = first + tl.arange(0, ROWS)
-    rounded = _round(product, y.dtype.element_ty)
+    rounded = round_pairs(product, y.dtype.element_ty)
     mask = exists[:, None] & (row < end)[None, :]
     tl.store(y + row[None, :] * out_channels + out[:, None], rounded, mask=mask)
     value = rounded.to(tl.float32) - shift[:, None]

@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.fused_modules.fused_conv1x1 import (
     conv1x1_norm_act,
     conv_norm_act,
     conv_statistics,
     is_plain_conv1x1,
     norm_act_conv1x1,
+    norm_act_conv_output,
 )
 from reconv.kernels.fused_modules.fused_layers import max_pool_and_input
 from reconv.kernels.fused_modules.fused_norm import (
@@ -63,8 +65,8 @@ class FusedBasicBlock(BasicBlock):
     def forward(self, x: Tensor | DualUse) -> Any:
         y, shortcut = dual(x)
         y = norm_act(self.bn1, self.conv1(y), self.act1)
-        y = self.conv2(y)
-        return computed(_residual_sum(self.bn2, y, self.se, self.drop_path, shortcut, self.downsample, self.act2))
+        last = ConvOutput(self.conv2(y))
+        return computed(_residual_sum(self.bn2, last, self.se, self.drop_path, shortcut, self.downsample, self.act2))
 
 
 class FusedBottleneck(Bottleneck):
@@ -75,32 +77,27 @@ class FusedBottleneck(Bottleneck):
         """The output, where kernels support it as a sum that the next block computes with its first convolution."""
         (y, shortcut), stats = conv1x1_dual(x, self.conv1, self.bn1)
         y = norm_act(self.bn1, y, self.act1, stats)
-        y = norm_act(self.bn2, self.conv2(y), self.act2)
-        y, stats = conv_statistics(self.conv3, self.bn3, y)
-        return _residual_sum(self.bn3, y, self.se, self.drop_path, shortcut, self.downsample, self.act3, stats)
+        last = norm_act_conv_output(self.bn2, self.conv2(y), self.act2, self.conv3, self.bn3)
+        return _residual_sum(self.bn3, last, self.se, self.drop_path, shortcut, self.downsample, self.act3)
 
 
 def _residual_sum(
     norm: nn.Module,
-    y: Tensor,
+    x: ConvOutput,
     se: nn.Module,
     drop_path: nn.Module,
     shortcut: Tensor,
     downsample: nn.Module | None,
     act: nn.Module,
-    stats: Tensor | None = None,
 ) -> Any:
-    """act(drop_path(se(norm(y))) + downsample(shortcut)); without stochastic depth as one operation, which may be
-    left to be computed.
-
-    `stats` are y's statistics, if they are known.
-    """
+    """act(drop_path(se(norm(x))) + downsample(shortcut)); without stochastic depth as one operation, which may be
+    left to be computed."""
     if isinstance(drop_path, DropConnect):
-        return act(drop_path(se(norm(y))) + (shortcut if downsample is None else downsample(shortcut)))
+        return act(drop_path(se(norm(x.y))) + (shortcut if downsample is None else downsample(shortcut)))
     if not isinstance(se, SqueezeExcitation):
-        return pending_norm_add_act(norm, y, shortcut, downsample, act, stats)
+        return pending_norm_add_act(norm, x, shortcut, downsample, act)
     shortcut = shortcut if downsample is None else downsample(shortcut)
-    return norm_squeeze_excite_add_relu(norm, y, se, shortcut, act, stats)
+    return norm_squeeze_excite_add_relu(norm, x.y, se, shortcut, act, x.stats)
 
 
 class FusedPreBasicBlock(PreBasicBlock):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
+from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.fused_modules.fused_norm import ACTIVATIONS, FusedBatchNorm2d, has_hooks, norm_act
 
 if TYPE_CHECKING:
@@ -28,6 +29,45 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
         if found is not None:
             return found
     return conv(x), None
+
+
+def conv_output(conv: nn.Module, norm: nn.Module, x: Tensor) -> ConvOutput:
+    """conv(x), to be normalized by `norm` and used for nothing else."""
+    if isinstance(norm, FusedBatchNorm2d) and supports_backward(conv, norm, x):
+        from reconv.kernels.conv1x1_norm_backward.ops import conv1x1_before_norm
+
+        assert isinstance(conv, nn.Conv2d)
+        return conv1x1_before_norm(x, conv.weight.to(x.dtype), norm.norm_params(), norm.group_sizes())
+    return ConvOutput(*conv_statistics(conv, norm, x))
+
+
+def norm_act_conv_output(
+    norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module, next_norm: nn.Module
+) -> ConvOutput:
+    """conv(act(norm(x))), to be normalized by `next_norm` and used for nothing else."""
+    if isinstance(norm, FusedBatchNorm2d) and isinstance(next_norm, FusedBatchNorm2d) and type(act) is nn.ReLU:
+        is_same = norm.groups == next_norm.groups and norm.supports(x)
+        if is_same and isinstance(conv, nn.Conv2d) and supports_backward(conv, next_norm, x):
+            from reconv.kernels.conv1x1_norm_backward.ops import norm_relu_conv1x1_before_norm
+
+            found, statistics = norm_relu_conv1x1_before_norm(
+                x, norm.norm_params(), conv.weight.to(x.dtype), next_norm.norm_params(), norm.group_sizes()
+            )
+            norm.record(statistics)
+            return found
+    return conv_output(conv, next_norm, norm_act(norm, x, act))
+
+
+def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> bool:
+    """Whether kernels compute the backward pass of conv(x) and the norm behind it as one."""
+    if not (is_plain_conv1x1(conv) and norm.supports(x)):
+        return False
+    if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(norm.group_sizes()):
+        return False
+    from reconv.kernels.conv1x1_norm_backward.ops import supports
+
+    assert isinstance(conv, nn.Conv2d)
+    return supports(x, conv.weight)
 
 
 def conv1x1_statistics(

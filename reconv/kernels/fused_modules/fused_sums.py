@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
-from reconv.kernels.fused_modules.fused_conv1x1 import conv_statistics
+from reconv.kernels.conv_output import ConvOutput
+from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, conv_statistics
 from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels, pool_window
 from reconv.kernels.fused_modules.fused_norm import (
     ACTIVATIONS,
@@ -50,18 +51,16 @@ class PendingSum:
     """
 
     norm: FusedBatchNorm2d
-    x: Tensor
-    other: Tensor
+    x: ConvOutput
+    other: ConvOutput
     other_norm: FusedBatchNorm2d | None
-    stats: Tensor | None = None  # of x and other, if they are known
-    other_stats: Tensor | None = None
 
 
 def computed(x: Any) -> Any:
     """The sum, if x is one that is not computed yet; else x."""
     if not isinstance(x, PendingSum):
         return x
-    return _add_norms(x.norm, x.x, x.other, x.other_norm, "relu", x.stats, x.other_stats)
+    return _add_norms(x.norm, x.x, x.other, x.other_norm, "relu")
 
 
 def norm_add_act(
@@ -76,28 +75,23 @@ def norm_add_act(
 
     `stats` are x's statistics, if they are known.
     """
-    out: Tensor | DualUse = computed(pending_norm_add_act(norm, x, shortcut, downsample, act, stats))
+    out: Tensor | DualUse = computed(pending_norm_add_act(norm, ConvOutput(x, stats), shortcut, downsample, act))
     return out
 
 
 def pending_norm_add_act(
-    norm: nn.Module,
-    x: Tensor,
-    shortcut: Tensor,
-    downsample: nn.Module | None,
-    act: nn.Module,
-    stats: Tensor | None = None,
+    norm: nn.Module, x: ConvOutput, shortcut: Tensor, downsample: nn.Module | None, act: nn.Module
 ) -> Tensor | DualUse | PendingSum:
     """The same, but a sum that kernels can compute together with a convolution of it is left to be computed."""
     name = ACTIVATIONS.get(type(act))
-    if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and norm.supports(x):
-        other, other_norm, other_stats = _before_norm(shortcut, downsample, norm)
-        if norm.supports(other) and (other.shape, other.dtype) == (x.shape, x.dtype):
+    if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and norm.supports(x.y):
+        other, other_norm = _before_norm(shortcut, downsample, norm)
+        if norm.supports(other.y) and (other.y.shape, other.y.dtype) == (x.y.shape, x.y.dtype):
             if name == "relu":
-                return PendingSum(norm, x, other, other_norm, stats, other_stats)
-            return _add_norms(norm, x, other, other_norm, name, stats, other_stats)
-        shortcut, downsample = other, other_norm
-    y = norm(x)
+                return PendingSum(norm, x, other, other_norm)
+            return _add_norms(norm, x, other, other_norm, name)
+        shortcut, downsample = other.y, other_norm
+    y = norm(x.y)
     out: Tensor = act(y + (shortcut if downsample is None else downsample(shortcut)))
     return out
 
@@ -110,9 +104,9 @@ def norm_add_norm_act(
     is_same = (other.shape, other.dtype) == (x.shape, x.dtype)
     if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and is_same and norm.supports_batch(x, other):
         if other_norm is None:
-            return _add_norms(norm, x, other, None, name)
+            return _add_norms(norm, ConvOutput(x), ConvOutput(other), None, name)
         if isinstance(other_norm, FusedBatchNorm2d) and other_norm.supports(other) and other_norm.groups == norm.groups:
-            return _add_norms(norm, x, other, other_norm, name)
+            return _add_norms(norm, ConvOutput(x), ConvOutput(other), other_norm, name)
     y = norm(x)
     out: Tensor = act(y + (other if other_norm is None else other_norm(other)))
     return out
@@ -120,37 +114,29 @@ def norm_add_norm_act(
 
 def _before_norm(
     shortcut: Tensor, downsample: nn.Module | None, norm: FusedBatchNorm2d
-) -> tuple[Tensor, FusedBatchNorm2d | None, Tensor | None]:
-    """The shortcut before the norm of its downsampling, that norm if it can be fused with the sum, and its statistics
-    if they are known."""
+) -> tuple[ConvOutput, FusedBatchNorm2d | None]:
+    """The shortcut before the norm of its downsampling, and that norm if it can be fused with the sum."""
     if downsample is None:
-        return shortcut, None, None
+        return ConvOutput(shortcut), None
     if isinstance(downsample, nn.Sequential) and len(downsample) == 2:
         conv, last = downsample
         if isinstance(last, FusedBatchNorm2d) and last.training and not last.frozen and last.groups == norm.groups:
-            y, stats = conv_statistics(conv, last, shortcut)
-            return y, last, stats
-    return downsample(shortcut), None, None
+            return conv_output(conv, last, shortcut), last
+    return ConvOutput(downsample(shortcut)), None
 
 
 def _add_norms(
-    norm: FusedBatchNorm2d,
-    x: Tensor,
-    other: Tensor,
-    other_norm: FusedBatchNorm2d | None,
-    act: Activation,
-    stats: Tensor | None = None,
-    other_stats: Tensor | None = None,
+    norm: FusedBatchNorm2d, x: ConvOutput, other: ConvOutput, other_norm: FusedBatchNorm2d | None, act: Activation
 ) -> DualUse:
     from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act
 
     own, groups = norm.norm_params(), norm.group_sizes()
     if other_norm is None:
-        main, shortcut, statistics = batch_norm_add_act(x, own, other, groups, act, stats)
+        main, shortcut, statistics = batch_norm_add_act(x.y, own, other.y, groups, act, x.stats)
     else:
         theirs = other_norm.norm_params()
         main, shortcut, statistics, other_statistics = batch_norm_add_norm_act(
-            x, own, other, theirs, groups, act, stats, other_stats
+            x.y, own, other.y, theirs, groups, act, x.stats, other.stats
         )
         other_norm.record(other_statistics)
     norm.record(statistics)
@@ -181,10 +167,10 @@ def conv1x1_dual(x: Tensor | DualUse | PendingSum, conv: nn.Module, norm: nn.Mod
 
     assert isinstance(conv, nn.Conv2d)
     other_norm = None if x.other_norm is None else x.other_norm.norm_params()
-    is_known = isinstance(norm, FusedBatchNorm2d) and norm.groups == x.norm.groups and norm.supports(x.x)
+    is_known = isinstance(norm, FusedBatchNorm2d) and norm.groups == x.norm.groups and norm.supports(x.x.y)
     y, shortcut, statistics, other_statistics, conv_stats = batch_norm_add_relu_conv1x1(
-        x.x, x.norm.norm_params(), x.other, other_norm, conv.weight.to(x.x.dtype), x.norm.group_sizes(),
-        norm.norm_params() if isinstance(norm, FusedBatchNorm2d) and is_known else None, x.stats, x.other_stats,
+        x.x, x.norm.norm_params(), x.other, other_norm, conv.weight.to(x.x.y.dtype), x.norm.group_sizes(),
+        norm.norm_params() if isinstance(norm, FusedBatchNorm2d) and is_known else None,
     )  # fmt: skip
     x.norm.record(statistics)
     if x.other_norm is not None and other_statistics is not None:
@@ -194,14 +180,14 @@ def conv1x1_dual(x: Tensor | DualUse | PendingSum, conv: nn.Module, norm: nn.Mod
 
 def supports_sum_conv1x1(x: PendingSum, conv: nn.Module) -> bool:
     """Whether kernels compute this sum and the convolution as one; a convolution with hooks is called."""
-    if type(conv) is not nn.Conv2d or has_hooks(conv) or dispatch.conv_output_dtype(x.x) != x.x.dtype:
+    if type(conv) is not nn.Conv2d or has_hooks(conv) or dispatch.conv_output_dtype(x.x.y) != x.x.y.dtype:
         return False
     is_plain = (conv.stride, conv.padding, conv.groups, conv.bias) == ((1, 1), (0, 0), 1, None)
     if not is_plain or conv.padding_mode != "zeros":
         return False
     from reconv.kernels.sum_conv1x1.ops import supports
 
-    return supports(x.x, conv.weight)
+    return supports(x.x.y, conv.weight)
 
 
 def norm_squeeze_excite_add_relu(

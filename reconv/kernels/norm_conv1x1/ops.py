@@ -20,6 +20,7 @@ from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_conv1x1 import triton as device
+from reconv.kernels.partial_sums.ops import add_partials
 from reconv.kernels.reference import Activation
 
 MAX_OUTPUTS = 64  # with 96, separate kernels were faster over MobileNetV2's layers on an H200
@@ -126,7 +127,7 @@ def gradient_sums(
         *row_counts(rows), len(filters) // 8,
         ACT=ACTIVATION_IDS[act], **_shape(filters, form),
     )  # fmt: skip
-    return sums, parts.sum(0).to(filters.dtype).view(filters.shape)
+    return sums, add_partials(parts, torch.empty_like(filters))
 
 
 def input_gradient(

@@ -29,6 +29,7 @@ from reconv.kernels.batch_norm.ops import (
 )
 from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.conv1x1_statistics import ops as conv1x1
+from reconv.kernels.conv_output import ConvOutput, DeferredGradient
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 from reconv.kernels.sum_conv1x1 import triton as device
@@ -38,7 +39,7 @@ _MIN_TILE = 16  # of tensor cores
 _LANES = 16  # rows of a tile of the ReLU mask that are in different bytes
 _MASK_BLOCK = 64  # channels of such a tile
 _ADD, _ADD_NORM = 1, 2  # as in batch_norm/triton.py
-_NO_GRADIENTS = (None,) * 6  # of arguments that are not tensors, and of statistics
+_NO_GRADIENTS = (None,) * 8  # of arguments that are not tensors, and of statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +80,26 @@ def supports(x: Tensor, filters: Tensor) -> bool:
 
 
 def batch_norm_add_relu_conv1x1(
-    x: Tensor,
+    x: ConvOutput,
     norm: NormParams,
-    other: Tensor,
+    other: ConvOutput,
     other_norm: NormParams | None,
     filters: Tensor,
     groups: Sequence[int],
     next_norm: NormParams | None = None,
-    stats: Tensor | None = None,
-    other_stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The 1x1 convolution of y = relu(norm(x) + other), y for a second use, and the statistics of x, other and the
     convolution's output.
 
-    With `other_norm`, y = relu(norm(x) + other_norm(other)). `stats` and `other_stats` are statistics that are known;
-    those of the output are computed for `next_norm`, where the convolution's kernel does it.
+    With `other_norm`, y = relu(norm(x) + other_norm(other)). The statistics of the output are computed for `next_norm`,
+    where the convolution's kernel does it. The gradients of x and other are left to the convolutions before them, where
+    they compute them.
     """
     other_params = (None, None) if other_norm is None else (other_norm.weight, other_norm.bias)
     output: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
     output = _SumConv1x1.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, other, *other_params, filters, norm, other_norm, groups, next_norm, stats,
-        other_stats,
+        x.y, norm.weight, norm.bias, other.y, *other_params, filters, norm, other_norm, groups, next_norm, x.stats,
+        other.stats, x.deferred, None if other_norm is None else other.deferred,
     )  # fmt: skip
     return output
 
@@ -121,6 +121,8 @@ class _SumConv1x1(Function):
         next_norm: NormParams | None,
         stats: Tensor | None,
         other_stats: Tensor | None,
+        deferred: DeferredGradient | None,
+        other_deferred: DeferredGradient | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         rows = channel_rows(x, groups)
         operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
@@ -132,7 +134,7 @@ class _SumConv1x1(Function):
         bits = empty_relu_mask(rows, x.device, "relu")
         y = write_output(operand, other_x if other is None else other, bits, rows, "relu")
         ctx.save_for_backward(y, filters, bits, *operand.tensors(), *(() if other is None else other.tensors()))
-        ctx.rows = rows
+        ctx.rows, ctx.deferred, ctx.other_deferred = rows, deferred, other_deferred
         out, out_stats = _conv_output(y, filters, next_norm, groups)
         known = (operand.stats, None if other is None else other.stats, out_stats)
         ctx.mark_non_differentiable(*(t for t in known if t is not None))
@@ -153,12 +155,36 @@ class _SumConv1x1(Function):
             only = second if dmain is None else dmain.contiguous(memory_format=torch.channels_last)
             assert only is not None
             sums = batch_norm.gradient_sums(only, None, operand, other, bits, dz, ctx.rows, "relu")
-        dx, dother = input_gradients(dz, operand, other, sums, ctx.rows, "none")
+        dx, dother = _input_gradients(dz, operand, other, sums, ctx.rows, ctx.deferred, ctx.other_deferred)
         own = dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
         if other is None:
             return *own, dz, None, None, dfilters, *_NO_GRADIENTS
         dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
         return *own, dother, sum_groups(sums[2], other.weight), dother_bias, dfilters, *_NO_GRADIENTS
+
+
+def _input_gradients(
+    dz: Tensor,
+    operand: NormInput,
+    other: NormInput | None,
+    sums: Tensor,
+    rows: ChannelRows,
+    deferred: DeferredGradient | None,
+    other_deferred: DeferredGradient | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the norms' inputs, or dz in place of those that are left to the convolutions before them."""
+    if deferred is None and other_deferred is None:
+        return input_gradients(dz, operand, other, sums, rows, "none")
+    dx, dother = dz, dz
+    if deferred is not None:
+        deferred.set(operand, sums[0], sums[1])
+    else:
+        dx, _none = input_gradients(dz, operand, None, sums, rows, "none")
+    if other is not None and other_deferred is not None:
+        other_deferred.set(other, sums[0], sums[2])
+    elif other is not None:
+        dother, _none = input_gradients(dz, other, None, sums[::2].contiguous(), rows, "none")
+    return dx, dother
 
 
 def _conv_output(

@@ -1,0 +1,201 @@
+"""A 1x1 convolution between two batch norms, whose backward pass includes part of that of the norm behind it.
+
+The backward pass of the norm behind the convolution leaves its second half, the gradient of its input, to the
+convolution (`DeferredGradient`). One kernel then computes that gradient tile by tile, never writes it, and multiplies
+it for the gradients of the convolution's input and filters; it also reduces the gradient sums of the norm before the
+convolution. All of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.batch_norm.ops import (
+    NormInput,
+    NormParams,
+    gradient_sums,
+    input_gradients,
+    statistics,
+    sum_groups,
+    write_output,
+)
+from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
+from reconv.kernels.conv1x1_norm_backward import triton as device
+from reconv.kernels.conv1x1_statistics import ops as conv1x1
+from reconv.kernels.conv_output import ConvOutput, DeferredGradient
+from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.partial_sums.ops import add_partials
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTile:
+    """Rows of a tile, warps, pipeline stages, programs per SM, and a register limit."""
+
+    rows: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+    registers: int | None = None  # limit per thread
+
+
+# By outputs and inputs of the convolution, and whether there is a norm before it.
+# Measured on an H200 (docs/results/gpu-kernels.md).
+CONFIGS = {
+    (256, 64, True): BackwardTile(64, 8, 3, 1),
+    (256, 64, False): BackwardTile(64, 8, 3, 1),
+}
+
+
+def supports(x: Tensor, filters: Tensor) -> bool:
+    """Whether kernels compute the backward pass of a convolution of x with weight [out, channels, 1, 1]."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and (*filters.shape[:2], True) in CONFIGS
+        and conv1x1.supports(x, filters)
+    )
+
+
+def norm_relu_conv1x1_before_norm(
+    x: Tensor, norm: NormParams, filters: Tensor, next_norm: NormParams, groups: Sequence[int]
+) -> tuple[ConvOutput, Tensor]:
+    """The convolution of relu(norm(x)), and the statistics of x."""
+    deferred = DeferredGradient()
+    y, stats, x_stats = _NormReluConv1x1.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, filters, norm, next_norm, groups, deferred
+    )
+    return ConvOutput(y, stats, deferred), x_stats
+
+
+def conv1x1_before_norm(x: Tensor, filters: Tensor, next_norm: NormParams, groups: Sequence[int]) -> ConvOutput:
+    """The convolution of x."""
+    deferred = DeferredGradient()
+    y, stats = _Conv1x1.apply(x, filters, next_norm, groups, deferred)  # type: ignore[no-untyped-call]
+    return ConvOutput(y, stats, deferred)
+
+
+class _NormReluConv1x1(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        filters: Tensor,
+        norm: NormParams,
+        next_norm: NormParams,
+        groups: Sequence[int],
+        deferred: DeferredGradient,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, filters = channel_rows(x, groups), filters.contiguous()
+        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        y, stats = _conv_output(write_output(operand, None, None, rows, "relu"), filters, next_norm, groups)
+        ctx.save_for_backward(*operand.tensors(), filters)
+        ctx.rows, ctx.deferred = rows, deferred
+        ctx.mark_non_differentiable(stats, operand.stats)
+        ctx.set_materialize_grads(False)
+        return y, stats, operand.stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        *saved, filters = ctx.saved_tensors
+        operand, rows, dy = NormInput(*saved), ctx.rows, dy.contiguous(memory_format=torch.channels_last)
+        found = ctx.deferred.take()
+        if found is None:
+            used = write_output(operand, None, None, rows, "relu")
+            given, dfilters = _conv_gradients(dy, used, filters)
+            sums = gradient_sums(given, None, operand, None, None, None, rows, "relu")
+            dx, _other = input_gradients(given, operand, None, sums, rows, "relu")
+        else:
+            given, dfilters, sums = gradients(dy, found, operand, filters, rows)
+            dx, _other = input_gradients(given, operand, None, sums, rows, "none")
+        dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
+        return dx, dweight, dbias, dfilters, None, None, None, None
+
+
+class _Conv1x1(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, filters: Tensor, next_norm: NormParams, groups: Sequence[int], deferred: DeferredGradient
+    ) -> tuple[Tensor, Tensor]:
+        filters = filters.contiguous()
+        y, stats = _conv_output(x, filters, next_norm, groups)
+        ctx.save_for_backward(x, filters)
+        ctx.rows, ctx.deferred = channel_rows(x, groups), deferred
+        ctx.mark_non_differentiable(stats)
+        ctx.set_materialize_grads(False)
+        return y, stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        x, filters = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        found = ctx.deferred.take()
+        if found is None:
+            dx, dfilters = _conv_gradients(dy, x, filters)
+        else:
+            dx, dfilters, _sums = gradients(dy, found, x, filters, ctx.rows)
+        return dx, dfilters, None, None, None
+
+
+def _conv_output(x: Tensor, filters: Tensor, next_norm: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+    config = conv1x1.tile_config(x.shape[1], len(filters))
+    assert config is not None, "`supports` is false"
+    return conv1x1.conv_output(x, filters, next_norm, groups, config)
+
+
+def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, None] = torch.ops.aten.convolution_backward(
+        dy, x, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return found[:2]
+
+
+def gradients(
+    dz: Tensor,
+    behind: tuple[NormInput, Tensor, Tensor],
+    x: NormInput | Tensor,
+    filters: Tensor,
+    rows: ChannelRows,
+    config: BackwardTile | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the convolution's input, before the ReLU if it has a norm, and of the filters; and the sums of
+    dz and dz * xhat [2, groups, channels] of the input's norm, if it has one.
+
+    `dz` is the gradient of the output of the norm behind the convolution, `behind` that norm, with the sums of dz and
+    dz * xhat.
+    """
+    norm, *norm_sums = behind
+    has_norm = isinstance(x, NormInput)
+    operand = x if isinstance(x, NormInput) else NormInput(x, norm.stats, norm.weight, norm.bias)  # the last: not used
+    outputs, inputs = filters.shape[:2]
+    config = config or CONFIGS[outputs, inputs, has_norm]
+    grid = _grid(rows, config)
+    num_parts = grid[1] * grid[2]
+    dx = torch.empty_like(operand.x)
+    sums = torch.empty(2, rows.num_groups, inputs, dtype=torch.float32, device=dz.device)
+    partials = torch.empty(num_parts * 2 * inputs, dtype=torch.float32, device=dz.device)
+    parts = torch.empty(num_parts, outputs, inputs, dtype=torch.float32, device=dz.device)
+    limit = {} if config.registers is None else {"maxnreg": config.registers}
+    launch(
+        device.gradients, grid,
+        dz, *norm.tensors()[:3], *norm_sums, *operand.tensors(), filters, dx, parts, sums, partials,
+        counters(grid[2], dz.device), rows.num_rows, rows.group_rows,
+        HAS_NORM=has_norm, ROWS=config.rows, OUT=outputs, IN=inputs, STAGES=config.stages, num_warps=config.warps,
+        **limit,
+    )  # fmt: skip
+    return dx, add_partials(parts, torch.empty_like(filters)), sums
+
+
+def _grid(rows: ChannelRows, config: BackwardTile) -> tuple[int, int, int]:
+    """One block of channels, splits of the rows with nearly equal numbers of tiles, groups."""
+    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
+    tiles = -(-max(rows.group_rows, last) // config.rows)
+    wanted = max(1, config.programs_per_sm * rows.num_sms // rows.num_groups)
+    tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
+    return 1, -(-tiles // tiles_each), rows.num_groups

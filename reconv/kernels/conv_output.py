@@ -1,0 +1,46 @@
+"""A convolution's output on the way to a norm, with what their kernels tell each other. Does not import Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from reconv.kernels.batch_norm.ops import NormInput
+
+
+@dataclass(slots=True)
+class DeferredGradient:
+    """The gradient of a norm's input, left to the convolution before the norm.
+
+    The norm's backward pass sets it and returns the gradient of its output instead. The convolution's backward pass is
+    the next to run with it: the convolution's output must have no other use, and no hook.
+    """
+
+    norm: NormInput | None = None
+    sums: Tensor | None = None  # of the gradient of the norm's output, dz [groups, channels]
+    slope_sums: Tensor | None = None  # of dz * xhat
+
+    def set(self, norm: NormInput, sums: Tensor, slope_sums: Tensor) -> None:
+        """Leave the gradient to the convolution."""
+        self.norm, self.sums, self.slope_sums = norm, sums, slope_sums
+
+    def take(self) -> tuple[NormInput, Tensor, Tensor] | None:
+        """What was set, once; None if the convolution gets an ordinary gradient."""
+        if self.norm is None or self.sums is None or self.slope_sums is None:
+            return None
+        found = self.norm, self.sums, self.slope_sums
+        self.norm = self.sums = self.slope_sums = None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ConvOutput:
+    """A convolution's output, or another tensor in its place; its statistics, if they are known; and where the norm
+    behind it may leave its gradient, if the convolution computes it."""
+
+    y: Tensor
+    stats: Tensor | None = None
+    deferred: DeferredGradient | None = None

@@ -1,0 +1,119 @@
+"""The backward pass of a 1x1 convolution that includes that of the norm behind it equals separate operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import assert_near, draw, parameters
+from torch import Tensor
+
+from reconv.kernels.batch_norm.ops import NormInput
+from reconv.kernels.channels_last import channel_rows
+from reconv.kernels.conv1x1_norm_backward import ops
+from reconv.kernels.conv1x1_norm_backward.ops import (
+    BackwardTile,
+    conv1x1_before_norm,
+    gradients,
+    norm_relu_conv1x1_before_norm,
+)
+from reconv.kernels.conv_output import ConvOutput
+from reconv.kernels.sum_conv1x1.ops import batch_norm_add_relu_conv1x1
+
+DTYPE, TOLERANCE = torch.float16, 4e-3
+OUTPUTS, INPUTS = 64, 16  # fewer than in use: the interpreter is slow
+CASES = [((2, 4, 4), (2,)), ((5, 7, 6), (2, 3)), ((3, 9, 5), (1, 1, 1))]  # images, height, width; groups
+
+
+@pytest.fixture(autouse=True)
+def few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = BackwardTile(32, 4, 2, 2)
+    monkeypatch.setattr(ops, "CONFIGS", {(OUTPUTS, INPUTS, has_norm): tile for has_norm in (True, False)})
+
+
+def given_norm(x: Tensor, num_groups: int, seed: int) -> NormInput:
+    """A norm whose statistics are not those of x, which the gradients' formulas do not assume."""
+    generator = torch.Generator().manual_seed(seed)
+    stats = torch.rand(num_groups, 3, x.shape[1], generator=generator) + 0.5
+    of = parameters(x.shape[1], seed)
+    return NormInput(x, stats, of.weight.detach(), of.bias.detach())
+
+
+def per_sample(values: Tensor, groups: tuple[int, ...]) -> Tensor:
+    """[groups, channels] as one number for each sample and channel [n, channels, 1, 1], in float64."""
+    return values.double().repeat_interleave(torch.tensor(groups), 0)[:, :, None, None]
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("sides, groups", CASES, ids=str)
+def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
+    num_images, height, width = sides
+    dz, y = (draw((num_images, OUTPUTS, height, width), DTYPE, seed).detach() for seed in (0, 1))
+    x = draw((num_images, INPUTS, height, width), DTYPE, 2).detach()
+    filters = draw((OUTPUTS, INPUTS, 1, 1), DTYPE, 3).detach().contiguous()
+    behind, before = given_norm(y, len(groups), 4), given_norm(x, len(groups), 5)
+    scale = per_sample(before.stats[:, 2], groups) * before.weight.double()[:, None, None]
+    z = (x.double() - per_sample(before.stats[:, 0], groups)) * scale + before.bias.double()[:, None, None]
+    sums, slope_sums = 10 * torch.randn(2, len(groups), OUTPUTS, generator=torch.Generator().manual_seed(6))
+    found, dfilters, found_sums = gradients(
+        dz, (behind, sums, slope_sums), before if has_norm else x, filters, channel_rows(x, groups)
+    )
+
+    count = torch.tensor([n * height * width for n in groups])[:, None]
+    mean, _, rstd = (per_sample(part, groups) for part in behind.stats.unbind(1))
+    xhat = (y.double() - mean) * rstd
+    inner = dz.double() - per_sample(sums / count, groups) - xhat * per_sample(slope_sums / count, groups)
+    dy = (rstd * behind.weight.double()[:, None, None] * inner).to(DTYPE).double()
+    expected = F.conv_transpose2d(dy, filters.double()).to(DTYPE).double()
+    used = x.double()
+    if has_norm:
+        used, expected = F.relu(z).to(DTYPE).double(), expected * (z > 0)
+        x_hat = (x.double() - per_sample(before.stats[:, 0], groups)) * per_sample(before.stats[:, 2], groups)
+        for number, value in enumerate((expected, expected * x_hat)):
+            of_groups = [part.sum((0, 2, 3)) for part in value.split(groups)]
+            assert_near(found_sums[number], torch.stack(of_groups), TOLERANCE)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_near(found, expected, TOLERANCE)
+    assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used), TOLERANCE)
+
+
+def chain(deferred: bool, other_deferred: bool, has_shortcut_conv: bool) -> list[Tensor]:
+    """Gradients of a bottleneck's end and the next one's beginning."""
+    groups, shape = (2, 1), (3, INPUTS, 5, 4)
+    x, source = draw(shape, DTYPE, 0), draw(shape, DTYPE, 1)
+    filters, other_filters = (draw((OUTPUTS, INPUTS, 1, 1), DTYPE, seed) for seed in (2, 3))
+    next_filters = draw((INPUTS, OUTPUTS, 1, 1), DTYPE, 4)
+    norms = [parameters(channels, seed) for channels, seed in ((INPUTS, 5), (OUTPUTS, 6), (OUTPUTS, 7))]
+    last, _ = norm_relu_conv1x1_before_norm(x, norms[0], filters, norms[1], groups)
+    other = ConvOutput(F.conv2d(source, other_filters))
+    if has_shortcut_conv:
+        other = conv1x1_before_norm(source, other_filters, norms[2], groups)
+    last = last if deferred else replace(last, deferred=None)
+    other = other if other_deferred else replace(other, deferred=None)
+    y, again, *_ = batch_norm_add_relu_conv1x1(
+        last, norms[1], other, norms[2] if has_shortcut_conv else None, next_filters, groups
+    )
+    dy, second = draw(y.shape, DTYPE, 8).detach(), draw(again.shape, DTYPE, 9).detach()
+    leaves = [x, source, filters, other_filters, next_filters, *(p for n in norms[:2] for p in (n.weight, n.bias))]
+    if has_shortcut_conv:
+        leaves += [norms[2].weight, norms[2].bias]
+    return list(torch.autograd.grad([y, again], leaves, [dy, second]))
+
+
+@pytest.mark.parametrize(
+    "deferred, other_deferred, has_shortcut_conv",
+    [(True, False, False), (True, True, True), (True, False, True), (False, True, True)],
+)
+def test_a_deferred_gradient_is_that_of_separate_kernels(
+    deferred, other_deferred, has_shortcut_conv, monkeypatch
+) -> None:
+    expected = chain(False, False, has_shortcut_conv)
+    calls = []
+    monkeypatch.setattr(ops, "gradients", lambda *args: calls.append(args) or gradients(*args))
+    found = chain(deferred, other_deferred, has_shortcut_conv)
+    assert len(calls) == deferred + other_deferred
+    for value, exact in zip(found, expected, strict=True):
+        assert value.dtype == exact.dtype
+        assert_near(value, exact.double(), TOLERANCE)
