@@ -14,7 +14,7 @@ from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_nor
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.sum_conv1x1 import ops
-from reconv.kernels.sum_conv1x1.ops import SumConvTile, batch_norm_add_relu_conv1x1, supports
+from reconv.kernels.sum_conv1x1.ops import SumConvTile, SumForwardTile, batch_norm_add_relu_conv1x1, supports
 
 # One tile, several tiles and groups, blocks of channels and tiles of rows that are not full, few and many outputs.
 SHAPES = [
@@ -149,10 +149,13 @@ def test_only_the_gradients_that_are_needed_are_computed(monkeypatch) -> None:
     assert computed == [(False, True), (False, False)]  # of input and weight
 
 
+@pytest.mark.parametrize("is_one_kernel", [False, True])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_statistics_are_taken_and_given_where_they_are_known(has_norm: bool) -> None:
-    groups = (2, 1)
-    x, norm, other, other_norm, filters = inputs((3, 64, 5, 5), 16, torch.float16, has_norm)
+def test_statistics_are_taken_and_given_where_they_are_known(has_norm, is_one_kernel, monkeypatch) -> None:
+    """Sum and convolution by one kernel or by two: the sum, its mask and the gradients have the same bits."""
+    groups, tile = (2, 1), SumForwardTile(64, 4, 2, 2)
+    monkeypatch.setattr(ops, "FORWARD_CONFIGS", {(64, 16): tile} if is_one_kernel else {})
+    x, norm, other, other_norm, filters = inputs((3, 64, 9, 8), 16, torch.float16, has_norm)
     y, shortcut, *known = batch_norm_add_relu_conv1x1(
         ConvOutput(x), norm, ConvOutput(other), other_norm, filters, groups
     )
@@ -171,6 +174,25 @@ def test_statistics_are_taken_and_given_where_they_are_known(has_norm: bool) -> 
         torch.autograd.grad([again, shortcut_again], leaves, [dy, second]), expected, strict=True
     ):
         assert torch.equal(ours, plain_gradient)
+
+
+@pytest.mark.parametrize("uses", [(0,), (1,), (0, 1)])
+def test_the_mask_of_one_kernel_passes_nan_and_what_is_positive(uses, monkeypatch) -> None:
+    monkeypatch.setattr(ops, "FORWARD_CONFIGS", {(64, 16): SumForwardTile(64, 4, 2, 2)})
+    x, norm, other, _, filters = inputs((2, 64, 9, 8), 16, torch.float16, False)
+    with torch.no_grad():
+        other[1, 3, 2, 2] = torch.nan
+    outputs = batch_norm_add_relu_conv1x1(
+        ConvOutput(x), norm, ConvOutput(other), None, filters, (2,), parameters(16, 5)
+    )
+    y, shortcut = outputs[:2]
+    assert shortcut[1, 3, 2, 2].isnan() and y[1, :, 2, 2].isnan().all() and shortcut.isnan().sum() == 1
+    gradients = [torch.zeros_like(y), torch.ones_like(shortcut)]
+    torch.autograd.backward([outputs[i] for i in uses], [gradients[i] for i in uses])
+    if uses == (0,):
+        assert not other.grad.any()
+    else:
+        assert torch.equal(other.grad, (~(shortcut <= 0)).to(other.dtype))
 
 
 def test_nan_reaches_the_gradients() -> None:

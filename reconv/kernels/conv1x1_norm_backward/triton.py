@@ -16,7 +16,7 @@ from reconv.kernels.batch_norm.triton import (
     norm_line,
     store_partial,
 )
-from reconv.kernels.conv_epilogue import round_pairs
+from reconv.kernels.conv_epilogue.triton import round_pairs
 
 _COUNTS = ["num_rows", "group_rows"]
 

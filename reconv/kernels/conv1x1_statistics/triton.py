@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import bounds, channels_of
-from reconv.kernels.conv_epilogue import HEAD, add_product, head_mean, merge_statistics, store_tile
+from reconv.kernels.conv_epilogue.triton import HEAD, add_product, head_mean, merge_statistics, store_tile
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
 

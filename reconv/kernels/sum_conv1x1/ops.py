@@ -1,8 +1,9 @@
 """A residual sum with ReLU and the 1x1 convolution that reads it, as one operation.
 
-Forward is that of the separate operations. Backward computes the convolution's input gradient inside the kernel that
-reduces the gradient sums of the norm, so that it is neither written nor read: two passes fewer over the block's output.
-All of it can be captured in a CUDA graph.
+Forward computes the convolution inside the kernel that writes the sum, where it has few enough channels, so that the
+sum is not read again. Backward computes the convolution's input gradient inside the kernel that reduces the gradient
+sums of the norm, so that it is neither written nor read: two passes fewer over the block's output. All of it can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from reconv.kernels.batch_norm.ops import (
     sum_groups,
     write_output,
 )
-from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
+from reconv.kernels.channels_last import ROWS_PER_THREAD, ChannelRows, channel_rows, counters
 from reconv.kernels.conv1x1_statistics import ops as conv1x1
 from reconv.kernels.conv_output import ConvOutput, DeferredGradient
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
@@ -54,11 +55,29 @@ class SumConvTile:
     registers: int | None = None  # limit per thread
 
 
+@dataclass(frozen=True, slots=True)
+class SumForwardTile:
+    """Rows of a tile, warps, pipeline stages, and programs per SM."""
+
+    rows: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+
+    @property
+    def lanes(self) -> int:
+        """Distance of the rows in a byte of the ReLU mask: those that a thread has."""
+        return self.rows // ROWS_PER_THREAD
+
+
+# By channels and outputs; for others the sum and the convolution are separate. Measured on an H200.
+FORWARD_CONFIGS = {(256, 64): SumForwardTile(64, 8, 3, 1), (256, 128): SumForwardTile(64, 8, 3, 1)}
+
 # By the number of outputs of the convolution, rounded up to a power of two, and the number of norms in the sum.
 # Measured on an H200 over the layers of ResNet-50 and ResNeXt-101 (docs/results/gpu-kernels.md).
 CONFIGS = {
     (64, 1): SumConvTile(64, 64, 4, 3, 3),
-    (64, 2): SumConvTile(128, 64, 4, 2, 2),
+    (64, 2): SumConvTile(64, 64, 4, 3, 3),
     (128, 1): SumConvTile(64, 128, 8, 3, 2, 128),
     (128, 2): SumConvTile(64, 64, 4, 3, 3),
     (256, 1): SumConvTile(64, 128, 8, 1, 2, 128),
@@ -131,11 +150,18 @@ class _SumConv1x1(Function):
             assert other_weight is not None and other_bias is not None
             other_stats = statistics(other_x, other_norm, rows) if other_stats is None else other_stats
             other = NormInput(other_x, other_stats, other_weight, other_bias)
-        bits = empty_relu_mask(rows, x.device, "relu")
-        y = write_output(operand, other_x if other is None else other, bits, rows, "relu")
+        config = None if next_norm is None else FORWARD_CONFIGS.get((rows.channels, len(filters)))
+        added = other_x if other is None else other
+        if config is None:
+            bits = empty_relu_mask(rows, x.device, "relu")
+            y = write_output(operand, added, bits, rows, "relu")
+            out, out_stats = _conv_output(y, filters, next_norm, groups)
+        else:
+            assert next_norm is not None
+            y, bits, out, out_stats = sum_conv(operand, added, filters.contiguous(), next_norm, rows, config)
         ctx.save_for_backward(y, filters, bits, *operand.tensors(), *(() if other is None else other.tensors()))
         ctx.rows, ctx.deferred, ctx.other_deferred = rows, deferred, other_deferred
-        out, out_stats = _conv_output(y, filters, next_norm, groups)
+        ctx.mask_lanes = _LANES if config is None else config.lanes
         known = (operand.stats, None if other is None else other.stats, out_stats)
         ctx.mark_non_differentiable(*(t for t in known if t is not None))
         ctx.set_materialize_grads(False)
@@ -150,17 +176,56 @@ class _SumConv1x1(Function):
         is_fused = dy is not None and second is not None
         dmain, dfilters = conv_gradients(dy, y, filters, (not is_fused, ctx.needs_input_grad[6]))
         if dy is not None and second is not None:
-            sums = gradient_sums(dy, filters, second, operand, other, bits, dz, ctx.rows)
+            sums = gradient_sums(dy, filters, second, operand, other, bits, dz, ctx.rows, mask_lanes=ctx.mask_lanes)
         else:
             only = second if dmain is None else dmain.contiguous(memory_format=torch.channels_last)
             assert only is not None
-            sums = batch_norm.gradient_sums(only, None, operand, other, bits, dz, ctx.rows, "relu")
+            dz = torch.where(y <= 0, 0, only)  # NaN passes, as in the mask
+            sums = batch_norm.gradient_sums(dz, None, operand, other, bits[:0], None, ctx.rows, "none")
         dx, dother = _input_gradients(dz, operand, other, sums, ctx.rows, ctx.deferred, ctx.other_deferred)
         own = dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
         if other is None:
             return *own, dz, None, None, dfilters, *_NO_GRADIENTS
         dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
         return *own, dother, sum_groups(sums[2], other.weight), dother_bias, dfilters, *_NO_GRADIENTS
+
+
+def sum_conv(
+    operand: NormInput,
+    other: NormInput | Tensor,
+    filters: Tensor,
+    norm: NormParams,
+    rows: ChannelRows,
+    config: SumForwardTile,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y = relu(norm(x) + other), its ReLU mask, the convolution of y, and the statistics of that for a norm."""
+    x, outputs, device_of = operand.x, len(filters), operand.x.device
+    samples, _, height, width = x.shape
+    grid, tiles = _forward_grid(rows, config)
+    y = torch.empty_like(x)
+    bits = torch.empty(rows.num_groups * tiles * config.lanes * rows.channels, dtype=torch.uint8, device=device_of)
+    out = torch.empty(samples, height, width, outputs, dtype=x.dtype, device=device_of)
+    stats = torch.empty(rows.num_groups, 3, outputs, dtype=torch.float32, device=device_of)
+    partials = torch.empty(rows.num_groups * grid[1] * 2 * outputs, dtype=torch.float32, device=device_of)
+    has_norm = isinstance(other, NormInput)
+    added = other.tensors() if isinstance(other, NormInput) else (other, *operand.tensors()[1:])  # the last: not used
+    launch(
+        device.sum_conv, grid,
+        *operand.tensors(), *added, filters, y, bits, out, norm.running_var, stats, partials,
+        counters(grid[2], device_of), rows.num_rows, rows.group_rows, tiles, norm.eps,
+        RESIDUAL=_ADD_NORM if has_norm else _ADD, ROWS=config.rows, CHANNELS=rows.channels, OUT=outputs,
+        STAGES=config.stages, num_warps=config.warps,
+    )  # fmt: skip
+    return y, bits, out.permute(0, 3, 1, 2), stats
+
+
+def _forward_grid(rows: ChannelRows, config: SumForwardTile) -> tuple[tuple[int, int, int], int]:
+    """The launch grid: splits of the rows with nearly equal numbers of tiles; and tiles of the largest group."""
+    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
+    tiles = -(-max(rows.group_rows, last) // config.rows)
+    wanted = max(1, config.programs_per_sm * rows.num_sms // rows.num_groups)
+    tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
+    return (1, -(-tiles // tiles_each), rows.num_groups), tiles
 
 
 def _input_gradients(
@@ -219,12 +284,18 @@ def gradient_sums(
     dz: Tensor,
     rows: ChannelRows,
     config: SumConvTile | None = None,
+    mask_lanes: int = _LANES,
 ) -> Tensor:
     """Sums of dz, dz * xhat and dz * xhat of the other operand [3, groups, channels]; also writes dz.
 
-    `dy` is the gradient of the convolution's output, `gradient2` that of the second use of its input.
+    `dy` is the gradient of the convolution's output, `gradient2` that of the second use of its input. `bits` is the
+    ReLU mask, whose bytes have rows `mask_lanes` apart.
     """
     config = config or CONFIGS[max(_MIN_CONFIG, _padded(len(filters))), 1 if other is None else 2]
+    mask_rows = ROWS_PER_THREAD * mask_lanes
+    if config.rows > mask_rows:
+        raise ValueError(f"tiles of {config.rows} rows and a ReLU mask of {mask_rows}")
+    largest = max(rows.group_rows, rows.num_rows - (rows.num_groups - 1) * rows.group_rows)
     grid = _grid(rows, config)
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=dy.device)
     partials = torch.empty(grid[1] * grid[2] * 3 * rows.channels, dtype=torch.float32, device=dy.device)
@@ -233,10 +304,11 @@ def gradient_sums(
     launch(
         device.gradient_sums, grid,
         dy, filters.contiguous(), gradient2, *operand.tensors()[:2], x, stats, bits, dz, sums, partials,
-        counters(grid[0] * grid[2], dy.device), *row_counts(rows), rows.num_tiles(batch_norm.CONFIGS["sum"]),
+        counters(grid[0] * grid[2], dy.device), *row_counts(rows), -(-largest // mask_rows),
         len(filters) // 8,
         RESIDUAL=_ADD if other is None else _ADD_NORM, ROWS=config.rows, BLOCK=config.block,
-        OUT=_padded(len(filters)), LANES=_LANES, num_warps=config.warps, num_stages=config.stages, **limit,
+        OUT=_padded(len(filters)), LANES=_LANES, MASK_LANES=mask_lanes, num_warps=config.warps,
+        num_stages=config.stages, **limit,
     )  # fmt: skip
     return sums
 
