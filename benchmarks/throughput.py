@@ -194,7 +194,7 @@ def measure_inference(task: Task, mode: str, seconds: float = INFER_S) -> Iterat
 def find_baseline(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
     """The baseline of this network, if there is one; in the first precision only."""
     recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
-    if not task.baseline or recipe.task == "detection" or mode != modes[0]:
+    if not task.baseline or mode != modes[0]:
         return None
     return find_baselines(recipe.model.name, task.baseline)[0][:1] or None
 

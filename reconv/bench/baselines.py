@@ -1,7 +1,7 @@
 """Baselines of `bench train`: networks of torchvision and timm, trained as their own scripts train them.
 
 A baseline gets the same batches and the same preprocessing on the device, in the same process. It uses SGD with
-momentum and label smoothing, whatever the recipe says otherwise.
+momentum and the loss of the task (cross-entropy with label smoothing, or SSD's), whatever the recipe says otherwise.
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reconv.batch import Batch
+from reconv.bench import ssd_baseline
 from reconv.bench.timing import StepTimer, TimingConfig, measure
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import Device, is_out_of_memory
 from reconv.errors import UsageError
+from reconv.tasks.detection import DetectionTask, ssd_losses
+from reconv.trainer.build.loaders import build_train_loader
 from reconv.trainer.build.network import uses_fused_kernels
+from reconv.trainer.build.task_builder import build_detection
 from reconv.trainer.prepare_run import PreparedRun
 
 MOMENTUM, LR, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # of torchvision's reference script; they do not affect the speed
@@ -32,9 +35,11 @@ _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100", "se_resnext101_32x4d": "seresn
 _WITHOUT_AUX_HEADS = ("googlenet", "inception_v3")  # torchvision's script cannot train their auxiliary heads
 
 _DEPTHS = [3, 4, 23, 3]
+_SSD = "ssd_resnet34"  # built from torchvision's ResNet-34
 _UNNAMED = {"resnext101_32x4d": 4}  # width per group of networks without a name in torchvision
 
 Half = Literal["fp16", "bf16"]
+Loss = Callable[[Any, Batch], Tensor]  # the mean loss of a network's outputs for a batch
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -55,6 +60,7 @@ class TrainBaseline:
     half: Half
     channels_last: bool
     compiled: bool = False
+    lr: float = LR
 
 
 def find_baselines(model: str, named: str = "") -> tuple[list[TrainBaseline], list[str]]:
@@ -88,6 +94,9 @@ def _find(package: str, model: str) -> tuple[list[TrainBaseline], str]:
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch fails while it loads
         return [], f"{package} cannot be imported: {str(error).splitlines()[0]}"
     name = _TIMM_NAMES.get(model, model) if package == "timm" else model
+    if (package, model) == ("torchvision", _SSD):
+        build_ssd = partial(ssd_baseline.build_ssd300, module.models)
+        return _both(ssd_baseline.NAME, build_ssd, ssd_baseline.LR), ""
     known = module.list_models() if package == "timm" else [*module.models.list_models(), *_UNNAMED]
     if name not in known:
         return [], f"{package} has no {model}"
@@ -114,12 +123,12 @@ def _torchvision_network(models: Any, name: str, num_classes: int) -> nn.Module:
     return network
 
 
-def _both(package: str, build: Callable[[int], nn.Module]) -> list[TrainBaseline]:
+def _both(network: str, build: Callable[[int], nn.Module], lr: float = LR) -> list[TrainBaseline]:
     """The network in channels_last and bf16, eager and compiled."""
-    name = f"{package} channels_last"
+    name = f"{network} channels_last"
     return [
-        TrainBaseline(name, build, "bf16", channels_last=True),
-        TrainBaseline(f"{name} compiled", build, "bf16", channels_last=True, compiled=True),
+        TrainBaseline(name, build, "bf16", channels_last=True, lr=lr),
+        TrainBaseline(f"{name} compiled", build, "bf16", channels_last=True, compiled=True, lr=lr),
     ]
 
 
@@ -156,7 +165,7 @@ def _images_per_s(run: PreparedRun, step: BaselineStep, config: TimingConfig) ->
     """Images per second of a baseline's step on the data of the run."""
     plan, device = run.plan, run.device
     context = DataContext(BlockingTransfer(device.move))
-    loader = make_train_loader(run.datasets.train, run.recipe, plan, context)
+    loader = build_train_loader(run.recipe, plan, run.datasets.train, context)
     return plan.global_batch / measure(step, loader, device, config, StepTimer(device)).median_s
 
 
@@ -171,8 +180,8 @@ def build_baseline_step(run: PreparedRun, baseline: TrainBaseline) -> BaselineSt
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return BaselineStep(
         model=torch.compile(model) if baseline.compiled else model,
-        optimizer=torch.optim.SGD(model.parameters(), LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
-        loss=nn.CrossEntropyLoss(label_smoothing=recipe.loss.label_smoothing),
+        optimizer=torch.optim.SGD(model.parameters(), baseline.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
+        loss=_build_loss(run, baseline),
         preprocess=TrainPreprocess(
             recipe.data.preprocess,
             recipe.augment,
@@ -186,6 +195,29 @@ def build_baseline_step(run: PreparedRun, baseline: TrainBaseline) -> BaselineSt
     )
 
 
+def _build_loss(run: PreparedRun, baseline: TrainBaseline) -> Loss:
+    if run.recipe.task != "detection":
+        return classification_loss(run.recipe.loss.label_smoothing)
+    task = build_detection(run.recipe, run.datasets.train, run.device)
+    return detection_loss(replace(task, loss_fn=torch.compile(ssd_losses) if baseline.compiled else ssd_losses))
+
+
+def classification_loss(label_smoothing: float) -> Loss:
+    """The cross-entropy, also with mixed targets."""
+    cross_entropy = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+
+    def loss(outputs: Any, batch: Batch) -> Tensor:
+        found: Tensor = cross_entropy(outputs, batch.tensors.get("soft_targets", batch["targets"]))
+        return found
+
+    return loss
+
+
+def detection_loss(task: DetectionTask) -> Loss:
+    """SSD's losses by tensor operations: matching, hard negatives by sorting, cross-entropy and smooth L1."""
+    return lambda outputs, batch: task.loss(outputs, batch).loss / len(batch)
+
+
 class BaselineStep:
     """A plain training step: autocast, loss, backward, optimizer; fp16 with a gradient scaler."""
 
@@ -194,7 +226,7 @@ class BaselineStep:
         *,
         model: Callable[..., Any],
         optimizer: torch.optim.Optimizer,
-        loss: nn.CrossEntropyLoss,
+        loss: Loss,
         preprocess: TrainPreprocess,
         device: Device,
         dtype: torch.dtype | None,
@@ -212,9 +244,8 @@ class BaselineStep:
         self._optimizer.zero_grad(set_to_none=True)
         for batch in micro_batches:
             prepared = self._preprocess(batch, step)
-            targets = prepared.tensors.get("soft_targets", prepared["targets"])
             with torch.autocast(self._device.kind, self._dtype, enabled=self._dtype is not None):
-                loss = self._loss(self._model(prepared["images"]), targets)
+                loss = self._loss(self._model(prepared["images"]), prepared)
             self._scaler.scale(loss / len(micro_batches)).backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()

@@ -36,10 +36,10 @@ class InferenceBaseline:
 
 def inference_baselines(baselines: Sequence[TrainBaseline], named: str = "") -> list[InferenceBaseline]:
     """The networks of these baselines, eager and compiled; `named` selects by the name or a part of it."""
-    builders = {baseline.name.split()[0]: baseline.build for baseline in baselines}
+    builders = {baseline.name.split(" channels_last")[0]: baseline.build for baseline in baselines}
     found = [
-        InferenceBaseline(f"{package} channels_last{' compiled' if is_compiled else ''}", build, is_compiled)
-        for package, build in builders.items()
+        InferenceBaseline(f"{network} channels_last{' compiled' if is_compiled else ''}", build, is_compiled)
+        for network, build in builders.items()
         for is_compiled in (False, True)
     ]
     return select_by_name(found, named)

@@ -22,6 +22,7 @@ from reconv.kernels.fused_modules.fused_blocks import (
     FusedInception,
     FusedInvertedResidual,
     FusedMBConv,
+    FusedMobileNetV2,
     FusedPreBasicBlock,
     FusedPreBottleneck,
     FusedResNet,
@@ -64,6 +65,7 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     PreBottleneck: FusedPreBottleneck,
     ResNet: FusedResNet,
     InvertedResidual: FusedInvertedResidual,
+    MobileNetV2: FusedMobileNetV2,
     MBConv: FusedMBConv,
     EfficientNet: FusedEfficientNet,
     BasicConv2d: FusedBasicConv2d,
@@ -71,7 +73,7 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     GoogLeNet: FusedGoogLeNet,
 }
 # Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
-_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2, FastNet)
+_FAMILIES = (*_BLOCKS, Extra, SSD, FastNet)
 _MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks: larger ones were not tested
 
 

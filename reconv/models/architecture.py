@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
@@ -71,6 +72,10 @@ class ReconvModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | AuxOutput | SSDOutput:
         raise NotImplementedError
+
+    def global_avg_pool(self, x: Tensor) -> Tensor:
+        """The mean of each channel [n, channels] of images [n, channels, height, width]."""
+        return F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
 class Stage(nn.Module):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
@@ -180,7 +179,7 @@ class EfficientNet(ReconvModel):
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of the last layer's output."""
-        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        logits: Tensor = self.classifier(self.global_avg_pool(x))
         return logits
 
     def _set_drop_connect(self) -> None:

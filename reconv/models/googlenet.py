@@ -191,7 +191,7 @@ class GoogLeNet(ReconvModel):
         return out
 
     def _head(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.dropout(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+        logits: Tensor = self.fc(self.dropout(self.global_avg_pool(x)))
         return logits
 
     def _append(self, head: nn.Module) -> Callable[[Any], Any]:

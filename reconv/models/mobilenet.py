@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.models.architecture import (
@@ -123,7 +122,7 @@ class MobileNetV2(ReconvModel):
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of the last convolution's output."""
-        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        logits: Tensor = self.classifier(self.global_avg_pool(x))
         return logits
 
     def _zero_init_norms(self) -> frozenset[str]:

@@ -317,7 +317,7 @@ class ResNet(ResNetBackbone):
     def head(self, x: Tensor) -> Tensor:
         """Logits of the last block's output."""
         x = self.final_norm(x)
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        logits: Tensor = self.fc(self.global_avg_pool(x))
         return logits
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.bench.baselines import BaselineStep, TrainBaseline, find_baselines
+from reconv.bench.baselines import BaselineStep, TrainBaseline, classification_loss, find_baselines
 from reconv.bench.bench_run import Input, bench_args, open_bench_run
 from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import TimingConfig
@@ -129,7 +129,7 @@ def test_baseline_step_is_a_plain_step_on_the_whole_batch() -> None:
     step = BaselineStep(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        loss=loss,
+        loss=classification_loss(0.1),
         preprocess=prepare,
         device=open_device("cpu"),
         dtype=None,

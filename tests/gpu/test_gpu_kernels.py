@@ -36,6 +36,7 @@ from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.global_avg_pool.ops import global_avg_pool
 from reconv.kernels.grouped_conv import ops as grouped
 from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.norm_concat import ops as concat
@@ -221,12 +222,27 @@ def test_stem_space_to_depth(kernel: int) -> None:
 
 
 @all_dtypes
-def test_normalize_images(dtype: torch.dtype) -> None:
-    images = torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8, device="cuda")
+@pytest.mark.parametrize("side", [224, 300, 299, 13])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_normalize_images(layout: torch.memory_format, side: int, dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (64, 3, side, side), dtype=torch.uint8, device="cuda")
+    images = images.contiguous(memory_format=layout)
     flips = torch.rand(64, device="cuda") < 0.5
     factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
     assert relative_error(normalize_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+
+
+@all_dtypes
+@pytest.mark.parametrize("channels, side", [(2048, 7), (1280, 7), (1024, 8), (72, 13), (64, 8)])
+def test_global_average_pooling_has_torchs_bits(channels: int, side: int, dtype: torch.dtype) -> None:
+    x = random_tensor(64, channels, side, side, dtype=dtype).requires_grad_()
+    dmeans = torch.randn(64, channels, 1, 1, device="cuda").to(dtype)
+    means, expected_means = global_avg_pool(x), F.adaptive_avg_pool2d(x, 1)
+    (gradient,) = torch.autograd.grad(means, x, dmeans)
+    (expected,) = torch.autograd.grad(expected_means, x, dmeans)
+    assert torch.equal(means, expected_means) and torch.equal(gradient, expected)
+    assert gradient.is_contiguous(memory_format=torch.channels_last) and gradient.dtype == dtype
 
 
 @all_dtypes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
@@ -40,10 +41,17 @@ def jitter() -> Tensor:
 FLIPPED = torch.tensor([True, False] * 3)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_jittered_batches_have_the_bits_of_tensor_operations(layout: torch.memory_format) -> None:
+LAYOUTS = {
+    "planes": images,
+    "channels_last": lambda: images().contiguous(memory_format=torch.channels_last),
+    "cropped": lambda: F.pad(images(), (1, 2, 1, 1), value=9)[..., 1:-1, 1:-2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_jittered_batches_have_the_bits_of_tensor_operations(layout: str) -> None:
     boxes, labels = torch.rand(6, 2, 4), torch.ones(6, 2, dtype=torch.int64)
-    tensors = {"images": images().contiguous(memory_format=layout), FLIPS: FLIPPED, COLOR_JITTER: jitter()}
+    tensors = {"images": LAYOUTS[layout](), FLIPS: FLIPPED, COLOR_JITTER: jitter()}
     batch = Batch({**tensors, "boxes": boxes, "labels": labels}, torch.arange(6), (6,))
     plain, fused = (
         TrainPreprocess(PreprocessConfig(), AUGMENT, 4, torch.float32, channels_last=True, kernels=kernels)(batch, 0)

@@ -20,10 +20,18 @@ from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 
 # Launches of each operation's kernels in one training pass in bf16 at 64 (SSD: 300) pixels.
 LAUNCHES = {
-    "resnet50": {"batch_norm": 165, "conv1x1_statistics": 21, "norm_max_pool": 2, "stem": 1, "sum_conv1x1": 12},
+    "resnet50": {
+        "batch_norm": 165,
+        "conv1x1_statistics": 21,
+        "global_avg_pool": 1,
+        "norm_max_pool": 2,
+        "stem": 1,
+        "sum_conv1x1": 12,
+    },
     "resnext26_32x4d": {
         "batch_norm": 91,
         "conv1x1_statistics": 8,
+        "global_avg_pool": 1,
         "grouped_conv": 16,
         "norm_max_pool": 2,
         "stem": 1,
@@ -32,6 +40,7 @@ LAUNCHES = {
     "se_resnext101_32x4d": {
         "batch_norm": 83,
         "conv1x1_statistics": 7,
+        "global_avg_pool": 1,
         "grouped_conv": 16,
         "norm_max_pool": 2,
         "norm_squeeze_excite": 40,
@@ -42,6 +51,7 @@ LAUNCHES = {
         "conv1x1_norm_act": 50,
         "conv1x1_statistics": 6,
         "depthwise": 4,
+        "global_avg_pool": 1,
         "norm_conv1x1": 30,
         "stem": 1,
     },
@@ -50,12 +60,14 @@ LAUNCHES = {
         "conv1x1_norm_act": 25,
         "conv1x1_statistics": 18,
         "depthwise": 4,
+        "global_avg_pool": 1,
         "norm_squeeze_excite": 80,
         "stem": 1,
     },
     "googlenet": {
         "batch_norm": 14,
         "conv1x1_statistics": 2,
+        "global_avg_pool": 1,
         "max_pool": 22,
         "norm_concat": 72,
         "norm_max_pool": 4,

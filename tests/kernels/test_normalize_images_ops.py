@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
@@ -15,17 +16,43 @@ from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
+LAYOUTS = {
+    "planes": lambda images: images,
+    "channels_last": lambda images: images.contiguous(memory_format=torch.channels_last),
+    "cropped": lambda images: F.pad(images, (1, 2, 1, 1))[..., 1:-1, 1:-2],
+}
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("has_flips", [False, True])
-def test_fused_preprocessing_equals_tensor_operations(has_flips, layout) -> None:
-    images = torch.randint(0, 256, (3, 3, 9, 7), dtype=torch.uint8).contiguous(memory_format=layout)
+@pytest.mark.parametrize(
+    "channels, height, width, dtype",
+    [
+        (3, 9, 7, torch.float32),  # runs of 1 value
+        (3, 5, 8, torch.float32),  # runs of 4
+        (3, 4, 16, torch.float16),  # runs of 8
+        (3, 6, 12, torch.float16),  # runs of 4
+        (1, 7, 24, torch.float16),
+        (4, 3, 10, torch.float16),
+        (3, 50, 40, torch.float16),  # several programs
+    ],
+)
+def test_fused_preprocessing_equals_tensor_operations(channels, height, width, dtype, has_flips, layout) -> None:
+    generator = torch.Generator().manual_seed(width)
+    images = torch.randint(0, 256, (3, channels, height, width), dtype=torch.uint8, generator=generator)
     flips = torch.tensor([True, False, True])
-    factor, shift = torch.rand(1, 3, 1, 1) / 50, torch.randn(1, 3, 1, 1)
-    out = normalize_images(images, flips if has_flips else None, factor, shift, torch.float32)
+    factor = torch.rand(1, channels, 1, 1, generator=generator) / 50
+    shift = torch.randn(1, channels, 1, 1, generator=generator)
+    out = normalize_images(LAYOUTS[layout](images), flips if has_flips else None, factor, shift, dtype)
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images) if has_flips else images
+    assert out.shape == images.shape and out.dtype == dtype
     assert out.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(out, expected.float() * factor + shift, rtol=1e-6, atol=1e-6)
+    assert torch.equal(out, (expected.float() * factor + shift).to(dtype))
+
+
+def test_images_in_float32_are_not_truncated() -> None:
+    images, ones = torch.rand(2, 3, 4, 8), torch.ones(1, 3, 1, 1)
+    assert torch.equal(normalize_images(images, None, ones, 0 * ones, torch.float32), images)
 
 
 class Mirrors(TorchFunctionMode):

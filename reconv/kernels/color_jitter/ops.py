@@ -43,7 +43,9 @@ def jitter_and_normalize(
     num_pixels = height * width
     sums = torch.zeros(samples, channels, dtype=torch.int32, device=images.device)
     grid = (-(-num_pixels // _SUMMED_PIXELS), samples)
-    launch(device.channel_sums, grid, images, sums, height, width, *images.stride(), PIXELS=_SUMMED_PIXELS)
+    dense = images if images.stride(2) == width * images.stride(3) else images.contiguous()
+    stride_n, stride_c, _, stride_pixel = dense.stride()
+    launch(device.channel_sums, grid, dense, sums, num_pixels, stride_n, stride_c, stride_pixel, PIXELS=_SUMMED_PIXELS)
     out = torch.empty(samples, height, width, channels, dtype=dtype, device=images.device)
     launch(
         device.jitter_and_normalize, (-(-num_pixels // _PIXELS), samples),

@@ -9,15 +9,14 @@ WHITE: tl.constexpr = tl.constexpr(255.0)
 _COUNTS = ["white_pixels", "height", "width", "stride_n", "stride_c", "stride_h", "stride_w"]
 
 
-@triton.jit(do_not_specialize=_COUNTS[1:])
-def channel_sums(images, sums, height, width, stride_n, stride_c, stride_h, stride_w, PIXELS: tl.constexpr):
-    """Add this program's pixels to sums[n, c]."""
+@triton.jit(do_not_specialize=["num_pixels", "stride_n", "stride_c", "stride_pixel"])
+def channel_sums(images, sums, num_pixels, stride_n, stride_c, stride_pixel, PIXELS: tl.constexpr):
+    """Add this program's pixels to sums[n, c]; all pixels of an image are stride_pixel apart."""
     sample = tl.program_id(1)
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    v = pixel // width
-    at = images + sample * stride_n + v * stride_h + (pixel - v * width) * stride_w
+    at = images + sample * stride_n + pixel * stride_pixel
     for c in tl.static_range(CHANNELS):
-        value = tl.load(at + c * stride_c, mask=pixel < height * width, other=0).to(tl.int32)
+        value = tl.load(at + c * stride_c, mask=pixel < num_pixels, other=0).to(tl.int32)
         tl.atomic_add(sums + sample * CHANNELS + c, tl.sum(value, 0), sem="relaxed")
 
 

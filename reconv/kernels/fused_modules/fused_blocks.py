@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.kernels import dispatch
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.fused_modules.fused_conv1x1 import (
     conv1x1_norm_act,
@@ -45,11 +46,12 @@ from reconv.kernels.fused_modules.fused_sums import (
     pending_norm_add_act,
     single,
 )
+from reconv.models.architecture import ReconvModel
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.conv import ConvNormAct, SqueezeExcitation
 from reconv.models.layers.dropout import DropConnect
-from reconv.models.mobilenet import InvertedResidual
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2
 from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet, ResNetBackbone
 
 _IDENTITY = nn.Identity()
@@ -147,7 +149,19 @@ class FusedResNetBackbone(ResNetBackbone):
         return norm_act(self.bn_last, x, self.act_last)
 
 
-class FusedResNet(FusedResNetBackbone, ResNet):
+class GlobalAvgPoolKernels(ReconvModel):
+    """A network whose global average pooling writes its gradient in channels_last."""
+
+    def global_avg_pool(self, x: Tensor) -> Tensor:
+        if self.training and dispatch.supports(x):
+            from reconv.kernels.global_avg_pool import ops
+
+            if ops.supports(x):
+                return ops.global_avg_pool(x).flatten(1)
+        return super().global_avg_pool(x)
+
+
+class FusedResNet(GlobalAvgPoolKernels, FusedResNetBackbone, ResNet):
     def head(self, x: Tensor | DualUse) -> Tensor:
         return super().head(single(x))
 
@@ -161,6 +175,10 @@ class FusedInvertedResidual(InvertedResidual):
         assert isinstance(depthwise, ConvNormAct)
         y = norm_act_conv1x1(depthwise[1], depthwise[0](y), depthwise[2], conv)
         return norm_add_act(norm, y, shortcut, None, _IDENTITY) if self.has_shortcut else norm(y)
+
+
+class FusedMobileNetV2(GlobalAvgPoolKernels, MobileNetV2):
+    pass
 
 
 class FusedMBConv(MBConv):
@@ -185,7 +203,7 @@ class FusedMBConv(MBConv):
         return norm_add_act(project[1], y, shortcut, None, project[2], stats)
 
 
-class FusedEfficientNet(EfficientNet):
+class FusedEfficientNet(GlobalAvgPoolKernels, EfficientNet):
     def head(self, x: Tensor | DualUse) -> Tensor:
         return super().head(single(x))
 
@@ -219,7 +237,7 @@ class FusedInception(Inception):
         return norm_relu_concat(out, [norms[i] for i in (2, 4, 5)], outputs)
 
 
-class FusedGoogLeNet(GoogLeNet):
+class FusedGoogLeNet(GlobalAvgPoolKernels, GoogLeNet):
     def conv_pool(self, layer: BasicConv2d, pool: nn.Module, x: Tensor) -> Tensor:
         if any(has_hooks(module) for module in (*layer.modules(), pool)):
             return super().conv_pool(layer, pool, x)
