@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import assert_near, draw, parameters
+from kernel_cases import as_float64, assert_near, draw, norm_as_float64, parameters, plain
 from torch import Tensor
 
-from reconv.kernels.batch_norm.ops import NormInput
+from reconv.kernels.batch_norm.ops import NormInput, statistics
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.conv1x1_norm_backward import ops
 from reconv.kernels.conv1x1_norm_backward.ops import (
@@ -77,6 +77,22 @@ def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert_near(found, expected, TOLERANCE)
     assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used), TOLERANCE)
+
+
+@pytest.mark.parametrize("sides, groups", CASES, ids=str)
+def test_the_convolution_and_its_statistics_equal_plain_operations(sides, groups) -> None:
+    num_images, height, width = sides
+    x, norm = draw((num_images, INPUTS, height, width), DTYPE, 0, 0.5), parameters(INPUTS, 1)
+    filters, next_norm = draw((OUTPUTS, INPUTS, 1, 1), DTYPE, 2), parameters(OUTPUTS, 3)
+    found, x_stats = norm_relu_conv1x1_before_norm(x, norm, filters, next_norm, groups)
+    expected, records = plain(as_float64(x), norm_as_float64(norm), groups)
+    expected = F.conv2d(F.relu(expected), filters.double())
+    assert_near(x_stats[:, :2], records, 1e-4)
+    assert_near(found.y, expected, TOLERANCE)
+    assert_near(found.stats, statistics(found.y, next_norm, channel_rows(found.y, groups)).double(), 1e-4)
+    found.y.backward(torch.ones_like(found.y))  # an ordinary gradient: nothing was left to the convolution
+    expected_grad = torch.autograd.grad(expected.sum(), filters)[0]
+    assert_near(filters.grad, expected_grad.double(), TOLERANCE)
 
 
 def chain(deferred: bool, other_deferred: bool, has_shortcut_conv: bool) -> list[Tensor]:

@@ -94,7 +94,7 @@ class _NormReluConv1x1(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, filters = channel_rows(x, groups), filters.contiguous()
         operand = NormInput(x, statistics(x, norm, rows), weight, bias)
-        y, stats = _conv_output(write_output(operand, None, None, rows, "relu"), filters, next_norm, groups)
+        y, stats = _conv_output(x, filters, next_norm, groups, operand)
         ctx.save_for_backward(*operand.tensors(), filters)
         ctx.rows, ctx.deferred = rows, deferred
         ctx.mark_non_differentiable(stats, operand.stats)
@@ -143,10 +143,15 @@ class _Conv1x1(Function):
         return dx, dfilters, None, None, None
 
 
-def _conv_output(x: Tensor, filters: Tensor, next_norm: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _conv_output(
+    x: Tensor, filters: Tensor, next_norm: NormParams, groups: Sequence[int], before: NormInput | None = None
+) -> tuple[Tensor, Tensor]:
+    """The convolution of x, or of relu(norm(x)) with a norm before it, and the statistics of the output."""
     config = conv1x1.tile_config(x.shape[1], len(filters))
     assert config is not None, "`supports` is false"
-    return conv1x1.conv_output(x, filters, next_norm, groups, config)
+    if before is not None and config.inputs is not None:
+        x, before = write_output(before, None, None, channel_rows(x, groups), "relu"), None
+    return conv1x1.conv_output(x, filters, next_norm, groups, config, before)
 
 
 def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.batch_norm.ops import NormParams
+from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.conv1x1_statistics import triton as device
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE, MAX_ELEMENTS
@@ -123,19 +123,31 @@ class _Conv1x1Statistics(Function):
 
 
 def conv_output(
-    x: Tensor, filters: Tensor, norm: NormParams, groups: Sequence[int], config: ConvTile
+    x: Tensor,
+    filters: Tensor,
+    norm: NormParams,
+    groups: Sequence[int],
+    config: ConvTile,
+    before: NormInput | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The convolution's output and its statistics; filters are contiguous."""
+    """The convolution of x and its statistics; filters are contiguous.
+
+    With `before`, a norm of x, it is the convolution of relu(norm(x)); then a tile must have all inputs.
+    """
     rows, (samples, _, height, width), outputs = channel_rows(x, groups), x.shape, len(filters)
     grid = _grid(rows, outputs, config)
     y = torch.empty(samples, height, width, outputs, dtype=x.dtype, device=x.device)
     stats = torch.empty(rows.num_groups, 3, outputs, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * grid[1] * 2 * outputs, dtype=torch.float32, device=x.device)
-    launch(
-        device.conv_few_inputs if config.inputs is None else device.conv_many_inputs, grid,
-        x, filters, y, norm.running_var, stats, partials, counters(grid[0] * grid[2], x.device),
-        rows.channels // 8, rows.num_rows, rows.group_rows, outputs // 8, norm.eps, **_constants(rows, config),
-    )  # fmt: skip
+    written = y, norm.running_var, stats, partials, counters(grid[0] * grid[2], x.device)
+    counts = rows.channels // 8, rows.num_rows, rows.group_rows, outputs // 8, norm.eps
+    if config.inputs is None:
+        of_x = (stats, stats, stats) if before is None else before.tensors()[1:]  # not used without a norm
+        known = {"HAS_NORM": before is not None, **_constants(rows, config)}
+        launch(device.conv_few_inputs, grid, x, *of_x, filters, *written, *counts, **known)
+    else:
+        assert before is None
+        launch(device.conv_many_inputs, grid, x, filters, *written, *counts, **_constants(rows, config))
     return y.permute(0, 3, 1, 2), stats
 
 

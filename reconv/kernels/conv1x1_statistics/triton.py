@@ -7,7 +7,7 @@ that they read them from the L2 cache. The statistics are reduced as in `conv_ep
 import triton
 import triton.language as tl
 
-from reconv.kernels.batch_norm.triton import bounds, channels_of
+from reconv.kernels.batch_norm.triton import RELU, STATISTICS, apply_activation, bounds, channels_of, norm_line
 from reconv.kernels.conv_epilogue.triton import HEAD, add_product, head_mean, merge_statistics, store_tile
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
@@ -27,27 +27,41 @@ def _rows(x, row, end, channel, channels):
     return tl.load(x + row[:, None] * channels + channel[None, :], mask=mask, other=0.0)
 
 
+@triton.jit
+def _used(values, scale, summand, HAS_NORM: tl.constexpr):
+    """The values that are multiplied: relu(norm(x)) with a norm. Rows that do not exist are not stored or summed."""
+    if HAS_NORM:
+        values = apply_activation(values.to(tl.float32) * scale[None, :] + summand[None, :], RELU).to(values.dtype)
+    return values
+
+
 @triton.jit(do_not_specialize=_COUNTS)
 def conv_few_inputs(
-    x, filters, y, running_var, stats, partials, counters, eighths, num_rows, group_rows, out_eighths, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    x, x_stats, x_weight, x_bias, filters, y, running_var, stats, partials, counters, eighths, num_rows, group_rows,
+    out_eighths, eps, HAS_NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A convolution of at most BLOCK_K inputs: a program reads its filters once."""
+    """A convolution of x or relu(norm(x)) with at most BLOCK_K inputs: a program reads its filters once."""
     channels, out_channels = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(out_channels, BLOCK)
     channel = tl.arange(0, BLOCK_K)
     some = _filters(filters, out, exists, channel, channels)
-    head = _rows(x, start + tl.arange(0, HEAD), end, channel, channels)
+    scale, summand = 0.0, 0.0
+    if HAS_NORM:
+        x_stats += tl.program_id(2) * STATISTICS * channels
+        _mean, _rstd, scale, summand = norm_line(x_stats, x_weight, x_bias, channels, channel, channel < channels)
+    head_row = start + tl.arange(0, HEAD)
+    head = _used(_rows(x, head_row, end, channel, channels), scale, summand, HAS_NORM)
+    head = tl.where((head_row < end)[:, None], head, 0.0)
     shift = head_mean(add_product(some, tl.trans(head), tl.zeros([BLOCK, HEAD], tl.float32)), end - start)
     total = tl.zeros([BLOCK, 4], tl.float32)
     squares = tl.zeros([BLOCK, 4], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         first_row = start + tile * ROWS
         row = first_row + tl.arange(0, ROWS)
-        product = add_product(
-            some, tl.trans(_rows(x, row, end, channel, channels)), tl.zeros([BLOCK, ROWS], tl.float32)
-        )
+        values = _used(_rows(x, row, end, channel, channels), scale, summand, HAS_NORM)
+        product = add_product(some, tl.trans(values), tl.zeros([BLOCK, ROWS], tl.float32))
         total, squares = store_tile(
             product, y, total, squares, shift, row, row < end, first_row + ROWS <= end, out, exists, out_channels, ROWS,
             BLOCK,
