@@ -1,8 +1,9 @@
-"""Measure the backward pass of residual sums whose output a 1x1 convolution reads, fused and separate, on a CUDA GPU.
+"""Measure residual sums whose output a 1x1 convolution reads, fused and separate, on a CUDA GPU.
 
     python -m benchmarks.kernels_sum_conv1x1 [--batch 256] [--sweep] [--all-outputs] [--json FILE]
 
-"Separate" is cuDNN's input gradient of the convolution and the gradient sums of the norm; "fused" is one kernel. Shapes
+Backward, "separate" is cuDNN's input gradient of the convolution and the gradient sums of the norm; forward it is the
+sum and the convolution with statistics; "fused" is one kernel. Shapes
 are those of ResNet-50 and ResNeXt-101 32x4d in bfloat16; inputs rotate, so that none stays in the L2 cache. `--sweep`
 also tries other launch configurations and prints the fastest of each shape.
 """
@@ -23,13 +24,14 @@ from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, time_ms
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput
+from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import ChannelRows, channel_rows
+from reconv.kernels.conv1x1_statistics import ops as conv1x1
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.sum_conv1x1 import ops
-from reconv.kernels.sum_conv1x1.ops import SumConvTile
+from reconv.kernels.sum_conv1x1.ops import SumConvTile, SumForwardTile
 
 # Channels, outputs of the convolution, side, sum of two norms, number in ResNet-50, in ResNeXt-101 32x4d.
 SHAPES = (
@@ -212,6 +214,64 @@ def measure(batch: int, sweep: bool, max_outputs: int) -> list[dict[str, Any]]:
     return found
 
 
+FORWARD_SWEEP = (  # rows, warps, stages, programs per SM
+    (64, 8, 2, 1), (64, 8, 3, 1), (64, 8, 1, 1), (64, 16, 2, 1), (64, 16, 3, 1), (64, 4, 2, 1), (64, 8, 1, 2),
+)  # fmt: skip
+
+
+def compile_forward(configs: list[SumForwardTile]) -> None:
+    """Start compiling all configurations of the forward pass."""
+    vector = torch.empty(1, device="meta")
+    of = NormParams(vector, vector, vector, 1e-5)
+    with trace_launches() as traced:
+        for channels, outputs in ops.FORWARD_CONFIGS:
+            x = torch.empty(2, channels, 4, 4, dtype=torch.bfloat16, device="meta")
+            operand = NormInput(x.to(memory_format=torch.channels_last), vector, vector, vector)
+            filters, rows = x.new_empty(outputs, channels, 1, 1), channel_rows(operand.x, (2,))
+            for config in configs:
+                for other in (operand.x, operand):
+                    ops.sum_conv(operand, other, filters, of, rows, config)
+    print(f"compiling {compile_ahead(list(traced), torch.device('cuda', 0), print)} variants", flush=True)
+
+
+def separate_forward(case: Case, of: NormParams, batch: int) -> Any:
+    """The sum, its convolution and the statistics by two kernels."""
+    config = conv1x1.tile_config(case.rows.channels, len(case.filters))
+    assert config is not None
+    y = norm.write_output(case.operand, case.other or case.second, case.bits, case.rows, "relu")
+    return y, *conv1x1.conv_output(y, case.filters, of, (batch,), config)
+
+
+def fused_forward(case: Case, of: NormParams, tile: SumForwardTile) -> Any:
+    """The same by one kernel."""
+    y, _bits, *out = ops.sum_conv(case.operand, case.other or case.second, case.filters, of, case.rows, tile)
+    return y, *out
+
+
+def measure_forward(batch: int, sweep: bool) -> None:
+    """Print the time of a sum and its convolution with statistics, by two kernels and by one."""
+    tried = [SumForwardTile(*values) for values in FORWARD_SWEEP] if sweep else []
+    compile_forward([*ops.FORWARD_CONFIGS.values(), *tried])
+    print("forward: channels out norms | ms, fastest first")
+    for channels, outputs in ops.FORWARD_CONFIGS:
+        for has_norm in (False, True):
+            cases, of = [make_case(channels, outputs, 56, has_norm, batch) for _ in range(2)], random_norm(outputs)
+            times = {"separate": time_ms([partial(separate_forward, case, of, batch) for case in cases])}
+            expected = separate_forward(cases[0], of, batch)
+            for tile in dict.fromkeys((ops.FORWARD_CONFIGS[channels, outputs], *tried)):
+                name = str(astuple(tile))
+                times[name] = try_time([partial(fused_forward, case, of, tile) for case in cases])
+                if times[name] < float("inf"):
+                    found = fused_forward(cases[0], of, tile)
+                    errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+                    assert max(errors) < 5e-3, f"{tile} is wrong: {errors}"
+            ordered = sorted(times.items(), key=lambda pair: pair[1])[:5]
+            text = "  ".join(f"{ms:.4f} {name}" for name, ms in ordered)
+            print(f"{channels:8} {outputs:4} {1 + has_norm:5} | {text}; separate {times['separate']:.4f}", flush=True)
+            del cases
+            torch.cuda.empty_cache()
+
+
 def measure_whole(batch: int) -> None:
     """Print forward and backward time of a sum and its convolution, captured in a CUDA graph."""
     for channels, outputs, side in ((256, 64, 56), (1024, 256, 14)):
@@ -240,16 +300,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--sweep", action="store_true", help="try other launch configurations")
+    parser.add_argument("--forward", action="store_true", help="measure the forward pass only")
     parser.add_argument("--all-outputs", action="store_true", help="measure shapes that are not in use, too")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {given.batch}, bfloat16")
+    if given.forward:
+        measure_forward(given.batch, given.sweep)
+        return
     max_outputs = max(outputs for outputs, _ in SWEEP) if given.all_outputs else ops.MAX_OUTPUTS
     compile_all(given.sweep, max_outputs)
     check(given.batch)
     rows = measure(given.batch, given.sweep, max_outputs)
     measure_whole(given.batch)
+    measure_forward(given.batch, given.sweep)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
 
