@@ -3,9 +3,9 @@
     python -m benchmarks.kernels_conv1x1_backward [--batch 256] [--sweep]
 
 "Separate" is the gradient of the norm's input, the convolution's two gradients by cuDNN and, where a norm and ReLU are
-before it, their gradient sums; "fused" is one kernel and the sum of its parts of the weight gradient. Shapes are those
-of ResNet-50's first stage in bfloat16; inputs rotate, so that none stays in the L2 cache. `--sweep` also tries other
-launch configurations.
+before it, their gradient sums; "fused" is one kernel and the sum of its parts of the weight gradient, or cuDNN's weight
+gradient. Shapes are those of ResNet-50's first three stages in bfloat16; inputs rotate, so that none stays in the L2
+cache. `--sweep` also tries other launch configurations.
 """
 
 from __future__ import annotations
@@ -29,11 +29,21 @@ from reconv.kernels.conv1x1_norm_backward.ops import BackwardTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
 
-SHAPES = ((256, 64, 56, True), (256, 64, 56, False))  # outputs, inputs, side, norm and ReLU before the convolution
-SWEEP = (
-    (64, 8, 1, 1), (64, 8, 2, 1), (64, 8, 3, 1), (32, 8, 2, 1), (32, 8, 3, 1), (32, 8, 4, 1), (64, 16, 2, 1, 128),
-    (64, 16, 3, 1, 128), (32, 4, 2, 2), (32, 8, 2, 2, 128), (32, 4, 3, 2), (64, 4, 2, 1), (128, 16, 1, 1, 128),
-)  # fmt: skip
+# Outputs, inputs, side, norm and ReLU before the convolution.
+SHAPES = ((256, 64, 56, True), (256, 64, 56, False), (512, 128, 28, True), (1024, 256, 14, True))
+# By outputs: rows, warps, stages, programs per SM, register limit, channels of a tile (None: all).
+SWEEP: dict[int, tuple[tuple[int | None, ...], ...]] = {
+    256: ((64, 8, 3, 1), (32, 8, 3, 1), (32, 8, 4, 1)),
+    512: (
+        (64, 8, 3, 2, 128, 64), (64, 8, 2, 2, 128, 64), (64, 8, 4, 1, None, 64), (128, 8, 3, 1, None, 64),
+        (128, 8, 4, 1, None, 64), (64, 8, 3, 1, None, 128), (64, 4, 3, 2, None, 64), (128, 16, 3, 1, 128, 64),
+        (64, 4, 3, 3, 168, 64), (64, 8, 2, 1, None, 128), (128, 8, 2, 1, None, 64),
+    ),
+    1024: (
+        (64, 16, 3, 1, None, 64), (64, 16, 2, 1, None, 64), (128, 16, 2, 1, None, 64), (64, 8, 3, 1, None, 64),
+        (64, 8, 2, 1, None, 64), (64, 16, 3, 1, None, 32), (128, 16, 3, 1, None, 32), (64, 8, 4, 1, None, 32),
+    ),
+}  # fmt: skip
 TOLERANCE = 5e-3
 SETS = 3  # of inputs, which do not fit into the L2 cache together
 
@@ -65,7 +75,7 @@ class Case:
     def fused(self, config: BackwardTile | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """By the fused kernel."""
         behind = self.behind, self.sums[0], self.sums[1]
-        return ops.gradients(self.dz, behind, self.before or self.x, self.filters, self.x_rows, config)
+        return ops.gradients(self.dz, behind, self.before or self.x, self.filters, self.x_rows, self.used, config)
 
 
 def make_case(outputs: int, inputs: int, side: int, has_norm: bool, batch: int) -> Case:
@@ -95,7 +105,13 @@ def error(case: Case, config: BackwardTile | None = None) -> float:
     return max(relative_error(a, b) for a, b in [(found, given), *pairs])
 
 
-def compile_all(configs: list[BackwardTile]) -> None:
+def tile_configs(outputs: int, inputs: int, has_norm: bool, sweep: bool) -> list[BackwardTile]:
+    """The configurations to measure; the first is the one in use."""
+    tried = [BackwardTile(*values) for values in SWEEP[outputs]] if sweep else []  # type: ignore[arg-type]
+    return list(dict.fromkeys((ops.CONFIGS[outputs, inputs, has_norm], *tried)))
+
+
+def compile_all(sweep: bool) -> None:
     """Start compiling all configurations, each in a process of its own; the first launch waits for them."""
     vector = torch.empty(1, device="meta")
     with trace_launches() as traced:
@@ -106,15 +122,17 @@ def compile_all(configs: list[BackwardTile]) -> None:
             )
             behind, before = NormInput(y, vector, vector, vector), NormInput(x, vector, vector, vector)
             filters = x.new_empty(outputs, inputs, 1, 1)
-            for config in configs:
-                given = before if has_norm else x
-                ops.gradients(y, (behind, vector, vector), given, filters, channel_rows(x, (2,)), config)
+            for config in tile_configs(outputs, inputs, has_norm, sweep):
+                rows, behind_it = channel_rows(x, (2,)), (behind, vector, vector)
+                if config.block is None:
+                    ops.gradients_of_all(y, behind_it, before if has_norm else x, filters, rows, config)
+                else:
+                    ops.gradients_in_blocks(y, behind_it, before, filters, rows, config)
     print(f"compiling {compile_ahead(list(traced), torch.device('cuda', 0), print)} variants", flush=True)
 
 
 def measure(batch: int, sweep: bool) -> None:
-    tried = [BackwardTile(*values) for values in SWEEP] if sweep else []
-    compile_all([*ops.CONFIGS.values(), *tried])
+    compile_all(sweep)
     print("outputs inputs side norm | separate  fused ms   TB/s   error")
     for outputs, inputs, side, has_norm in SHAPES:
         cases = [make_case(outputs, inputs, side, has_norm, batch) for _ in range(SETS)]
@@ -127,7 +145,7 @@ def measure(batch: int, sweep: bool) -> None:
         )
         assert off < TOLERANCE, "the fused kernel is wrong"
         times = {}
-        for config in tried:
+        for config in tile_configs(outputs, inputs, has_norm, sweep)[1:]:
             calls: list[Callable[[], Any]] = [partial(case.fused, config) for case in cases]
             times[config] = try_time(calls)
             if times[config] < float("inf") and error(cases[0], config) >= TOLERANCE:

@@ -97,7 +97,8 @@ class _MetaOps(TorchFunctionMode):
         if _is_global_pool(func, args):
             x = args[0]
             return _MetaMatmul.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
-        if func in (F.batch_norm, F.gelu) or (func is Tensor.mul and isinstance(args[1], float)):
+        is_scaled = func in (Tensor.mul, Tensor.div) and isinstance(args[1], (int, float))
+        if func in (F.batch_norm, F.gelu) or is_scaled:
             return _MetaMatmul.apply(args[0], None, args[0].shape, args[0].dtype)  # type: ignore[no-untyped-call]
         if func is F.pad:
             return _MetaMatmul.apply(args[0], None, _padded_shape(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]

@@ -27,10 +27,11 @@ OUTPUTS, INPUTS = 64, 16  # fewer than in use: the interpreter is slow
 CASES = [((2, 4, 4), (2,)), ((5, 7, 6), (2, 3)), ((3, 9, 5), (1, 1, 1))]  # images, height, width; groups
 
 
-@pytest.fixture(autouse=True)
-def few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[None, 32], ids=["all channels", "blocks of channels"])
+def few_channels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tile = BackwardTile(32, 4, 2, 2)
-    monkeypatch.setattr(ops, "CONFIGS", {(OUTPUTS, INPUTS, has_norm): tile for has_norm in (True, False)})
+    tiles = {True: replace(tile, block=request.param), False: tile}
+    monkeypatch.setattr(ops, "CONFIGS", {(OUTPUTS, INPUTS, has_norm): tile for has_norm, tile in tiles.items()})
 
 
 def given_norm(x: Tensor, num_groups: int, seed: int) -> NormInput:
@@ -57,8 +58,9 @@ def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
     scale = per_sample(before.stats[:, 2], groups) * before.weight.double()[:, None, None]
     z = (x.double() - per_sample(before.stats[:, 0], groups)) * scale + before.bias.double()[:, None, None]
     sums, slope_sums = 10 * torch.randn(2, len(groups), OUTPUTS, generator=torch.Generator().manual_seed(6))
+    used = F.relu(z).to(DTYPE) if has_norm else x
     found, dfilters, found_sums = gradients(
-        dz, (behind, sums, slope_sums), before if has_norm else x, filters, channel_rows(x, groups)
+        dz, (behind, sums, slope_sums), before if has_norm else x, filters, channel_rows(x, groups), used
     )
 
     count = torch.tensor([n * height * width for n in groups])[:, None]
@@ -67,16 +69,15 @@ def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
     inner = dz.double() - per_sample(sums / count, groups) - xhat * per_sample(slope_sums / count, groups)
     dy = (rstd * behind.weight.double()[:, None, None] * inner).to(DTYPE).double()
     expected = F.conv_transpose2d(dy, filters.double()).to(DTYPE).double()
-    used = x.double()
     if has_norm:
-        used, expected = F.relu(z).to(DTYPE).double(), expected * (z > 0)
+        expected *= z > 0
         x_hat = (x.double() - per_sample(before.stats[:, 0], groups)) * per_sample(before.stats[:, 2], groups)
         for number, value in enumerate((expected, expected * x_hat)):
             of_groups = [part.sum((0, 2, 3)) for part in value.split(groups)]
             assert_near(found_sums[number], torch.stack(of_groups), TOLERANCE)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert_near(found, expected, TOLERANCE)
-    assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used), TOLERANCE)
+    assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used.double()), TOLERANCE)
 
 
 @pytest.mark.parametrize("sides, groups", CASES, ids=str)

@@ -310,15 +310,21 @@ def gradient_sums(
 
 
 def input_gradients(
-    dz: Tensor, operand: NormInput, other: NormInput | None, sums: Tensor, rows: ChannelRows, act: Activation
+    dz: Tensor,
+    operand: NormInput,
+    other: NormInput | None,
+    sums: Tensor | Sequence[Tensor],
+    rows: ChannelRows,
+    act: Activation,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the operand's input and, for a sum of norms, of the other's."""
+    """The gradients of the operand's input and, for a sum of norms, of the other's, from `gradient_sums`."""
     dx = torch.empty_like(operand.x)
     dother = None if other is None else torch.empty_like(other.x)
     config = CONFIGS["gradient"]
     launch(
         device.gradient, rows.grid(config),
-        dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
+        dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3],
+        sums[0], sums[1], sums[1 if other is None else 2], dx,
         dx if dother is None else dother, *row_counts(rows), ACT=ACTIVATION_IDS[act], RESIDUAL=_residual_kind(other),
         STAGES=rows.stages(config, dz, operand.x), **tile_constants(rows, config),
     )  # fmt: skip

@@ -335,30 +335,32 @@ def gradient_sums(
 
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
-    dz, x, stats, weight, bias, other, other_stats, other_weight, sums, dx, dother, eighths, num_rows, group_rows,
-    ACT: tl.constexpr, RESIDUAL: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    dz, x, stats, weight, bias, other, other_stats, other_weight, sums, slope_sums, other_slope_sums, dx, dother,
+    eighths, num_rows, group_rows, ACT: tl.constexpr, RESIDUAL: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx from the output gradient (or, without activation, from dz), and for a sum of norms also the other's."""
+    """dx from the output gradient (or, without activation, from dz), and for a sum of norms also the other's.
+
+    Sums are over a group of dz, dz * xhat and dz * xhat of the other.
+    """
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
-    group, groups = tl.program_id(2), tl.num_programs(2)
+    group = tl.program_id(2)
     stats += group * STATISTICS * channels
-    sums += group * channels
     count = (end - start).to(tl.float32)
     mean = row_of(stats + MEAN * channels, channel, exists)
     rstd = row_of(stats + RSTD * channels, channel, exists)
     scale = row_of(weight, channel, exists) * rstd
     shift = row_of(bias, channel, exists)
-    offset = row_of(sums, channel, exists) / count
-    slope = row_of(sums + groups * channels, channel, exists) / count * rstd
+    offset = row_of(sums + group * channels, channel, exists) / count
+    slope = row_of(slope_sums + group * channels, channel, exists) / count * rstd
     if RESIDUAL == ADD_NORM:
         other_stats += group * STATISTICS * channels
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
         other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
         other_scale = row_of(other_weight, channel, exists) * other_rstd
-        other_slope = row_of(sums + 2 * groups * channels, channel, exists) / count * other_rstd
+        other_slope = row_of(other_slope_sums + group * channels, channel, exists) / count * other_rstd
     for tile in tl.range(
         tl.program_id(1), tl.cdiv(end - start, ROWS_PER_THREAD * LANES), tl.num_programs(1), num_stages=STAGES
     ):

@@ -33,7 +33,7 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
 
 def conv_output(conv: nn.Module, norm: nn.Module, x: Tensor) -> ConvOutput:
     """conv(x), to be normalized by `norm` and used for nothing else."""
-    if isinstance(norm, FusedBatchNorm2d) and supports_backward(conv, norm, x):
+    if isinstance(norm, FusedBatchNorm2d) and supports_backward(conv, norm, x, has_norm=False):
         from reconv.kernels.conv1x1_norm_backward.ops import conv1x1_before_norm
 
         assert isinstance(conv, nn.Conv2d)
@@ -47,7 +47,7 @@ def norm_act_conv_output(
     """conv(act(norm(x))), to be normalized by `next_norm` and used for nothing else."""
     if isinstance(norm, FusedBatchNorm2d) and isinstance(next_norm, FusedBatchNorm2d) and type(act) is nn.ReLU:
         is_same = norm.groups == next_norm.groups and norm.supports(x)
-        if is_same and isinstance(conv, nn.Conv2d) and supports_backward(conv, next_norm, x):
+        if is_same and isinstance(conv, nn.Conv2d) and supports_backward(conv, next_norm, x, has_norm=True):
             from reconv.kernels.conv1x1_norm_backward.ops import norm_relu_conv1x1_before_norm
 
             found, statistics = norm_relu_conv1x1_before_norm(
@@ -58,8 +58,8 @@ def norm_act_conv_output(
     return conv_output(conv, next_norm, norm_act(norm, x, act))
 
 
-def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> bool:
-    """Whether kernels compute the backward pass of conv(x) and the norm behind it as one."""
+def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has_norm: bool) -> bool:
+    """Whether kernels compute the backward pass of conv(x) and the norm behind it as one; x may have a norm itself."""
     if not (is_plain_conv1x1(conv) and norm.supports(x)):
         return False
     if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(norm.group_sizes()):
@@ -67,7 +67,7 @@ def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> boo
     from reconv.kernels.conv1x1_norm_backward.ops import supports
 
     assert isinstance(conv, nn.Conv2d)
-    return supports(x, conv.weight)
+    return supports(x, conv.weight, has_norm)
 
 
 def conv1x1_statistics(

@@ -248,7 +248,7 @@ def _input_gradients(
     if other is not None and other_deferred is not None:
         other_deferred.set(other, sums[0], sums[2])
     elif other is not None:
-        dother, _none = input_gradients(dz, other, None, sums[::2].contiguous(), rows, "none")
+        dother, _none = input_gradients(dz, other, None, (sums[0], sums[2]), rows, "none")
     return dx, dother
 
 
