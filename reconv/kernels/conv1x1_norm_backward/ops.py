@@ -50,8 +50,8 @@ class BackwardTile:
 CONFIGS = {
     (256, 64, True): BackwardTile(64, 8, 3, 1),
     (256, 64, False): BackwardTile(64, 8, 3, 1),
-    (512, 128, True): BackwardTile(64, 8, 3, 2, 128, 64),
-    (1024, 256, True): BackwardTile(64, 16, 3, 1, None, 64),
+    (256, 128, True): BackwardTile(32, 8, 3, 1),
+    (512, 128, True): BackwardTile(64, 4, 3, 2, None, 64),
 }
 
 
