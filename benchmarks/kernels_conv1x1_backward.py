@@ -4,7 +4,8 @@
 
 "Separate" is the gradient of the norm's input, the convolution's two gradients by cuDNN and, where a norm and ReLU are
 before it, their gradient sums; "fused" is one kernel and the sum of its parts of the weight gradient, or cuDNN's weight
-gradient. Inputs are bfloat16 and rotate, so that none stays in the L2 cache. `--sweep` also tries other launch configurations.
+gradient. Inputs are bfloat16 and rotate, so that none stays in the L2 cache. `--sweep` also tries other launch
+configurations.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from reconv.kernels.conv1x1_norm_backward.ops import BackwardTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
 
-# Outputs, inputs, side, norm and ReLU before the convolution: of ResNet-50 and ResNeXt's first stage. 1024 outputs of 256
-# inputs are not in use: separate kernels are twice as fast.
+# Outputs, inputs, side, norm and ReLU before the convolution, in ResNet-50 and in ResNeXt's first stage.
 SHAPES = ((256, 64, 56, True), (256, 64, 56, False), (256, 128, 56, True), (512, 128, 28, True))
 # By outputs and inputs: rows, warps, stages, programs per SM, register limit, channels of a tile (None: all).
 SWEEP: dict[tuple[int, int], tuple[tuple[int | None, ...], ...]] = {
