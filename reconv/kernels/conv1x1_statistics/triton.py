@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import bounds, channels_of
-from reconv.kernels.conv_epilogue import HEAD, add_product, head_mean, merge_statistics, store_tile
+from reconv.kernels.conv_epilogue.triton import HEAD, add_product, head_mean, merge_statistics, store_tile
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
 
@@ -45,7 +45,9 @@ def conv_few_inputs(
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         first_row = start + tile * ROWS
         row = first_row + tl.arange(0, ROWS)
-        product = add_product(some, tl.trans(_rows(x, row, end, channel, channels)), tl.zeros([BLOCK, ROWS], tl.float32))
+        product = add_product(
+            some, tl.trans(_rows(x, row, end, channel, channels)), tl.zeros([BLOCK, ROWS], tl.float32)
+        )
         total, squares = store_tile(
             product, y, total, squares, shift, row, row < end, first_row + ROWS <= end, out, exists, out_channels, ROWS,
             BLOCK,

@@ -20,11 +20,11 @@ from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.dispatch import MAX_ELEMENTS
 from reconv.kernels.grouped_conv import triton as device
 from reconv.kernels.jit.launch import launch
+from reconv.kernels.partial_sums.ops import add_partials
 
 _BLOCK = 16  # channels that a warp computes
 _TAPS = 9
-_FILTERS, _SUMS = 1024, 128  # filter values and sums of a program of the small kernels
-_FILTER_WARPS, _SUM_WARPS = 4, 4
+_FILTERS, _FILTER_WARPS = 1024, 4  # filter values and warps of a program that transposes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,7 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, config: GroupedGradie
         device.weight_gradient, (blocks * splits,), x, dy, partials, samples * width, channels // _BLOCK, height, width,
         strips_each, **_constants(config, size),
     )  # fmt: skip
-    grid = (-(-dweight.numel() // _SUMS),)
-    launch(device.add_partials, grid, partials, dweight, dweight.numel(), splits, BLOCK=_SUMS, num_warps=_SUM_WARPS)
+    add_partials(partials, dweight)
     return dweight
 
 

@@ -15,10 +15,9 @@ import os
 import triton
 import triton.language as tl
 
-_COUNTS = ["num_columns", "sixteenths", "height", "width", "lines", "strips", "splits", "size"]
+_COUNTS = ["num_columns", "sixteenths", "height", "width", "lines", "strips", "size"]
 _INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 _TAPS: tl.constexpr = tl.constexpr(9)
-_MERGED: tl.constexpr = tl.constexpr(16)  # partial sums per load
 
 
 @triton.jit
@@ -226,18 +225,6 @@ def weight_gradient(
     _store_sums(partials, out, channel, exists, s6, 6, SIZE)
     _store_sums(partials, out, channel, exists, s7, 7, SIZE)
     _store_sums(partials, out, channel, exists, s8, 8, SIZE)
-
-
-@triton.jit(do_not_specialize=_COUNTS)
-def add_partials(partials, dweight, size, splits, BLOCK: tl.constexpr):
-    """The sum of the partial sums [splits, size], in a fixed order."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([_MERGED, BLOCK], tl.float32)
-    for base in tl.range(0, splits, _MERGED):
-        split = base + tl.arange(0, _MERGED)
-        mask = (split < splits)[:, None] & (at < size)[None, :]
-        total += tl.load(partials + split[:, None] * size + at[None, :], mask=mask, other=0.0)
-    tl.store(dweight + at, tl.sum(total, 0).to(dweight.dtype.element_ty), mask=at < size)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
