@@ -5,6 +5,7 @@ Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, GoogLeNet, SE-ResNe
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ from gpu_tensors import (
     relative_error,
     worst_error,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.detection.anchors import generate_anchors
@@ -30,6 +31,7 @@ from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.bias_relu.ops import bias_relu_pad
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.color_jitter.ops import jitter_and_normalize
 from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
@@ -45,8 +47,9 @@ from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.kernels.softmax_topk.ops import softmax_topk
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
+from reconv.kernels.stem_max_pool import ops as stem_pool
 from reconv.kernels.sum_conv1x1 import ops as sum_conv
-from reconv.kernels.window import STEM_KERNELS, PoolWindow
+from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 from reconv.recipe.data_fields import ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
@@ -74,6 +77,7 @@ CONV1X1 = (  # inputs, outputs, side
     (16, 96, 112), (24, 144, 56), (40, 240, 28), (64, 256, 56), (96, 576, 14), (128, 512, 28), (160, 960, 7),
     (256, 64, 56), (256, 1024, 14), (480, 80, 14), (512, 128, 28), (72, 40, 13),
 )  # fmt: skip
+STEMS = ((64, 224), (32, 150), (72, 26))  # outputs, side of the images
 SUM_CONVS = ((256, 64, 56), (256, 128, 56), (512, 128, 28), (512, 256, 28), (1024, 256, 14), (184, 72, 13))
 EXPANSIONS = ((16, 96, 112), (24, 144, 56), (32, 192, 28), (40, 240, 28), (64, 384, 14), (8, 24, 13), (56, 136, 13))
 SQUEEZE_EXCITE = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7))
@@ -215,6 +219,64 @@ def test_stem_space_to_depth(kernel: int) -> None:
     weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
     blocks = F.conv2d(stem.space_to_depth(images, kernel, images.dtype).double(), stem.space_to_depth_weight(weight))
     assert relative_error(blocks, F.conv2d(images.double(), weight, stride=2, padding=kernel // 2)) < 1e-12
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("kernel", STEM_KERNELS)
+def test_stem_convolution_with_the_statistics_of_its_output(
+    kernel: int, groups: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for outputs, side in STEMS:
+        blocks, weight = random_stem(kernel, groups, outputs, side, dtype)
+        of = random_norm(outputs)
+
+        def plain(weight: Tensor, blocks: Tensor = blocks) -> Tensor:
+            return F.conv2d(blocks.double(), stem.space_to_depth_weight(weight))
+
+        def fused(weight: Tensor, blocks: Tensor = blocks, of: NormParams = of) -> tuple[Tensor, Tensor]:
+            return stem.stem_conv_statistics(blocks, stem.space_to_depth_weight(weight), of, groups)
+
+        error = worst_error([weight], lambda weight, fused=fused: fused(weight)[0], plain)
+        assert error <= TOLERANCES[dtype], (outputs, side)
+        y, stats = fused(weight)
+        expected = norm.statistics(y, of, channel_rows(y, groups))
+        torch.testing.assert_close(stats, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(stats, fused(weight)[1]), "sums are in a fixed order"
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
+def test_stem_with_norm_and_max_pool(window: PoolWindow, groups: tuple[int, ...], dtype: torch.dtype) -> None:
+    for kernel, (outputs, side) in itertools.product(STEM_KERNELS, STEMS):
+        blocks, weight = random_stem(kernel, groups, outputs, side, dtype)
+        of, weight64 = random_norm(outputs), in_float64(weight)
+        filters = stem.space_to_depth_weight(weight.requires_grad_())
+        y, again, _ = stem_pool.stem_conv_norm_relu_max_pool(blocks, filters, of, groups, window)
+        x64 = in_float64(stem.conv_output(blocks, filters.detach(), of, groups)[0])  # ties as in the kernel
+        z, (scale, bias) = batch_norm64(x64, of, groups)
+        pools = {"same": SameMaxPool2d(3, 2), 1: nn.MaxPool2d(3, 2, 1), 0: nn.MaxPool2d(3, 2, ceil_mode=True)}
+        y64 = pools[window.pad](F.relu(z))
+        dy = [torch.randn_like(y), torch.randn_like(y)]
+        torch.autograd.backward([y, again], dy)
+        y64.backward(sum(g.double() for g in dy))
+        F.conv2d(blocks.double(), stem.space_to_depth_weight(weight64)).backward(x64.grad)
+        pairs = [(y, y64), (weight.grad, weight64.grad), (of.weight.grad, scale.grad), (of.bias.grad, bias.grad)]
+        errors = [relative_error(a, b) for a, b in pairs]
+        assert max(errors) <= TOLERANCES[dtype], (kernel, outputs, side, errors)
+
+
+def random_stem(
+    kernel: int, groups: tuple[int, ...], outputs: int, side: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Blocks of random images, and a weight whose values are multiples of a sixteenth.
+
+    The output of the convolution then has the same bits in any order of its sums.
+    """
+    images = to_sixteenths(random_tensor(sum(groups), 3, side, side, dtype=dtype))
+    weight = to_sixteenths(random_tensor(outputs, 3, kernel, kernel, dtype=dtype)).float()
+    return stem.space_to_depth(images, kernel, dtype), weight
 
 
 @all_dtypes

@@ -26,13 +26,15 @@ from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
 @dataclass(frozen=True, slots=True)
 class StemGradientTile:
-    """Columns and outputs of a tile of two lines, warps, pipeline stages, and programs per SM."""
+    """Columns and outputs of a tile of two lines, warps, pipeline stages, programs per SM, and a limit of registers per
+    thread."""
 
     columns: int = 32
     outputs: int = 64
     warps: int = 4
     stages: int = 2
     programs_per_sm: int = 2
+    registers: int | None = None
 
 
 GRADIENT_CONFIG = StemGradientTile()
@@ -111,11 +113,13 @@ def weight_gradient(
     partials = torch.empty(
         len(groups) * splits, outputs, taps, taps, blocks.shape[1], dtype=torch.float32, device=blocks.device
     )
+    tile = {"TAPS": taps, "COLUMNS": config.columns, "BLOCK": config.outputs, "STAGES": config.stages}
+    tile |= {"num_warps": config.warps}
     launch(
         device.weight_gradient, (num_blocks, splits, len(groups)),
         dz, place, *operand.tensors()[:3], sums, blocks, partials, samples, groups[0], height, width, *place.shape[2:],
         above, left, tiles, outputs // 8,
-        TAPS=taps, COLUMNS=config.columns, BLOCK=config.outputs, STAGES=config.stages, num_warps=config.warps,
+        **(tile if config.registers is None else tile | {"maxnreg": config.registers}),
     )  # fmt: skip
     dfilters = torch.empty(partials.shape[1:], dtype=dtype, device=blocks.device)
     add_partials(partials, dfilters)
