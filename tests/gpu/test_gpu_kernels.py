@@ -5,6 +5,8 @@ Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, GoogLeNet, SE-ResNe
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +23,7 @@ from gpu_tensors import (
     relative_error,
     worst_error,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.detection.anchors import generate_anchors
@@ -30,8 +32,10 @@ from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.bias_relu.ops import bias_relu_pad
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.color_jitter.ops import jitter_and_normalize
 from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
+from reconv.kernels.conv1x1_norm_backward import ops as conv_backward
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.depthwise.ops import depthwise_conv
@@ -47,8 +51,9 @@ from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.kernels.softmax_topk.ops import softmax_topk
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
+from reconv.kernels.stem_max_pool import ops as stem_pool
 from reconv.kernels.sum_conv1x1 import ops as sum_conv
-from reconv.kernels.window import STEM_KERNELS, PoolWindow
+from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 from reconv.recipe.data_fields import ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
@@ -76,6 +81,7 @@ CONV1X1 = (  # inputs, outputs, side
     (16, 96, 112), (24, 144, 56), (40, 240, 28), (64, 256, 56), (96, 576, 14), (128, 512, 28), (160, 960, 7),
     (256, 64, 56), (256, 1024, 14), (480, 80, 14), (512, 128, 28), (72, 40, 13),
 )  # fmt: skip
+STEMS = ((64, 224), (32, 150), (72, 26))  # outputs, side of the images
 SUM_CONVS = ((256, 64, 56), (256, 128, 56), (512, 128, 28), (512, 256, 28), (1024, 256, 14), (184, 72, 13))
 EXPANSIONS = ((16, 96, 112), (24, 144, 56), (32, 192, 28), (40, 240, 28), (64, 384, 14), (8, 24, 13), (56, 136, 13))
 SQUEEZE_EXCITE = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7))
@@ -178,6 +184,70 @@ def test_sum_and_conv1x1_equal_separate_kernels(has_norm: bool, dtype: torch.dty
             assert has_norm or torch.equal(found[3], expected[3]), (channels, outputs, side, groups)
 
 
+# Inputs and outputs of a bottleneck's last convolution, outputs of the next one's first, side.
+LAST_CONVS = ((64, 256, 64, 56), (64, 256, 128, 13), (128, 256, 128, 14), (128, 512, 128, 28))
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("has_shortcut_conv", [False, True])
+def test_gradients_left_to_a_convolution(has_shortcut_conv: bool, groups: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The end of a bottleneck and the beginning of the next one: the gradients are those of separate kernels."""
+    for inputs, outputs, next_outputs, side in LAST_CONVS:
+        filters, next_filters, other_filters = (
+            random_tensor(*shape, 1, 1, dtype=dtype)
+            for shape in ((outputs, inputs), (next_outputs, outputs), (outputs, 64))
+        )
+        x, source, other = (random_tensor(sum(groups), c, side, side, dtype=dtype) for c in (inputs, 64, outputs))
+        of_x, of_y, of_other, of_next = (random_norm(c) for c in (inputs, outputs, outputs, next_outputs))
+        leaves = [x, filters, next_filters, of_x.weight, of_x.bias, of_y.weight, of_y.bias]
+        leaves += [source, other_filters, of_other.weight, of_other.bias] if has_shortcut_conv else [other]
+        gradients = []
+        for is_deferred in (False, True):
+            for leaf in leaves:
+                leaf.requires_grad_()
+            last, _ = conv_backward.norm_relu_conv1x1_before_norm(x, of_x, filters, of_y, groups)
+            added = ConvOutput(other)
+            if has_shortcut_conv and outputs == 256:
+                added = conv_backward.conv1x1_before_norm(source, other_filters, of_other, groups)
+            elif has_shortcut_conv:
+                added = ConvOutput(F.conv2d(source, other_filters))
+            if not is_deferred:
+                last, added = replace(last, deferred=None), replace(added, deferred=None)
+            y, again, *_ = sum_conv.batch_norm_add_relu_conv1x1(
+                last, of_y, added, of_other if has_shortcut_conv else None, next_filters, groups, of_next
+            )
+            torch.manual_seed(1)
+            given = [torch.randn_like(y), torch.randn_like(again)]
+            gradients.append(torch.autograd.grad([y, again], leaves, given))
+        errors = [relative_error(a, b) for a, b in zip(gradients[1], gradients[0], strict=True)]
+        assert max(errors) <= TOLERANCES[dtype] / 2, (inputs, outputs, next_outputs, side, errors)
+
+
+@half_dtypes
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_a_sum_and_its_convolution_by_one_kernel(has_norm: bool, dtype: torch.dtype) -> None:
+    """The sum has the bits of a separate kernel, as has the gradient of its second use: the mask is the same."""
+    for channels, outputs in sum_conv.FORWARD_CONFIGS:
+        for groups in GROUPS:
+            x, other = (random_tensor(sum(groups), channels, 13, 14, dtype=dtype).requires_grad_() for _ in range(2))
+            filters, of, other_of = (
+                random_tensor(outputs, channels, 1, 1, dtype=dtype),
+                *map(random_norm, [channels] * 2),
+            )
+            given = ConvOutput(x), of, ConvOutput(other), other_of if has_norm else None, filters, groups
+            y, again, _, _, stats = sum_conv.batch_norm_add_relu_conv1x1(*given, random_norm(outputs))
+            expected, expected_again, *_ = sum_conv.batch_norm_add_relu_conv1x1(*given)  # by two kernels
+            assert torch.equal(again, expected_again) and relative_error(y, expected) <= TOLERANCES[dtype] / 4
+            assert stats is not None
+            known = norm.statistics(y.detach(), random_norm(outputs), channel_rows(y, groups))
+            assert relative_error(stats, known) <= 1e-5
+            second = [torch.zeros_like(y), torch.randn_like(again)]
+            pairs = ([y, again], [expected, expected_again])
+            found, plain = (torch.autograd.grad(uses, other, second)[0] for uses in pairs)
+            assert torch.equal(found, plain), (channels, outputs, groups)
+
+
 @all_dtypes
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 def test_norm_and_concat(groups: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -219,6 +289,64 @@ def test_stem_space_to_depth(kernel: int) -> None:
     weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
     blocks = F.conv2d(stem.space_to_depth(images, kernel, images.dtype).double(), stem.space_to_depth_weight(weight))
     assert relative_error(blocks, F.conv2d(images.double(), weight, stride=2, padding=kernel // 2)) < 1e-12
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("kernel", STEM_KERNELS)
+def test_stem_convolution_with_the_statistics_of_its_output(
+    kernel: int, groups: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for outputs, side in STEMS:
+        blocks, weight = random_stem(kernel, groups, outputs, side, dtype)
+        of = random_norm(outputs)
+
+        def plain(weight: Tensor, blocks: Tensor = blocks) -> Tensor:
+            return F.conv2d(blocks.double(), stem.space_to_depth_weight(weight))
+
+        def fused(weight: Tensor, blocks: Tensor = blocks, of: NormParams = of) -> tuple[Tensor, Tensor]:
+            return stem.stem_conv_statistics(blocks, stem.space_to_depth_weight(weight), of, groups)
+
+        error = worst_error([weight], lambda weight, fused=fused: fused(weight)[0], plain)
+        assert error <= TOLERANCES[dtype], (outputs, side)
+        y, stats = fused(weight)
+        expected = norm.statistics(y, of, channel_rows(y, groups))
+        torch.testing.assert_close(stats, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(stats, fused(weight)[1]), "sums are in a fixed order"
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
+def test_stem_with_norm_and_max_pool(window: PoolWindow, groups: tuple[int, ...], dtype: torch.dtype) -> None:
+    for kernel, (outputs, side) in itertools.product(STEM_KERNELS, STEMS):
+        blocks, weight = random_stem(kernel, groups, outputs, side, dtype)
+        of, weight64 = random_norm(outputs), in_float64(weight)
+        filters = stem.space_to_depth_weight(weight.requires_grad_())
+        y, again, _ = stem_pool.stem_conv_norm_relu_max_pool(blocks, filters, of, groups, window)
+        x64 = in_float64(stem.conv_output(blocks, filters.detach(), of, groups)[0])  # ties as in the kernel
+        z, (scale, bias) = batch_norm64(x64, of, groups)
+        pools = {"same": SameMaxPool2d(3, 2), 1: nn.MaxPool2d(3, 2, 1), 0: nn.MaxPool2d(3, 2, ceil_mode=True)}
+        y64 = pools[window.pad](F.relu(z))
+        dy = [torch.randn_like(y), torch.randn_like(y)]
+        torch.autograd.backward([y, again], dy)
+        y64.backward(sum(g.double() for g in dy))
+        F.conv2d(blocks.double(), stem.space_to_depth_weight(weight64)).backward(x64.grad)
+        pairs = [(y, y64), (weight.grad, weight64.grad), (of.weight.grad, scale.grad), (of.bias.grad, bias.grad)]
+        errors = [relative_error(a, b) for a, b in pairs]
+        assert max(errors) <= TOLERANCES[dtype], (kernel, outputs, side, errors)
+
+
+def random_stem(
+    kernel: int, groups: tuple[int, ...], outputs: int, side: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Blocks of random images, and a weight whose values are multiples of a sixteenth.
+
+    The output of the convolution then has the same bits in any order of its sums.
+    """
+    images = to_sixteenths(random_tensor(sum(groups), 3, side, side, dtype=dtype))
+    weight = to_sixteenths(random_tensor(outputs, 3, kernel, kernel, dtype=dtype)).float()
+    return stem.space_to_depth(images, kernel, dtype), weight
 
 
 @all_dtypes

@@ -39,8 +39,8 @@ from reconv.kernels.fused_modules.fused_sums import (
     PendingSum,
     computed,
     conv1x1_dual,
+    conv_norm_act_pool,
     dual,
-    norm_act_pool,
     norm_add_act,
     norm_squeeze_excite_add_relu,
     pending_norm_add_act,
@@ -143,7 +143,7 @@ class FusedResNetBackbone(ResNetBackbone):
                 yield layer
 
     def stem(self, images: Tensor) -> Any:
-        return norm_act_pool(self.bn1, self.conv1(images), self.act1, self.maxpool)
+        return conv_norm_act_pool(self.conv1, self.bn1, images, self.act1, self.maxpool)
 
     def final_norm(self, x: Any) -> Any:
         return norm_act(self.bn_last, x, self.act_last)
@@ -241,4 +241,4 @@ class FusedGoogLeNet(GlobalAvgPoolKernels, GoogLeNet):
     def conv_pool(self, layer: BasicConv2d, pool: nn.Module, x: Tensor) -> Tensor:
         if any(has_hooks(module) for module in (*layer.modules(), pool)):
             return super().conv_pool(layer, pool, x)
-        return single(norm_act_pool(layer.bn, layer.conv(x), layer.act, pool))
+        return single(conv_norm_act_pool(layer.conv, layer.bn, x, layer.act, pool))

@@ -1,4 +1,4 @@
-"""1x1 convolutions fused with the norm before or after them, like the functions of `fused_norm`."""
+"""1x1 convolutions fused with the norm before or after them, and stems, like the functions of `fused_norm`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from reconv.kernels import dispatch
 from reconv.kernels.conv_output import ConvOutput
+from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d
 from reconv.kernels.fused_modules.fused_norm import ACTIVATIONS, FusedBatchNorm2d, has_hooks, norm_act
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
         found = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
         if found is not None:
             return found
+    if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedStemConv2d) and supports_stem(conv, norm, x):
+        return conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
     return conv(x), None
 
 
@@ -68,6 +71,11 @@ def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has
 
     assert isinstance(conv, nn.Conv2d)
     return supports(x, conv.weight, has_norm)
+
+
+def supports_stem(conv: FusedStemConv2d, norm: FusedBatchNorm2d, x: Tensor) -> bool:
+    """Whether a kernel computes a stem's convolution with the statistics for the norm after it."""
+    return norm.supports() and not has_hooks(conv) and conv.supports_statistics(x, norm.group_sizes())
 
 
 def conv1x1_statistics(

@@ -5,12 +5,18 @@ Each class adds no state to the layer it derives from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
 from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d, SqueezeExcitation
+
+if TYPE_CHECKING:
+    from reconv.kernels.batch_norm.ops import NormParams
 
 _GROUP_SIZES = (4, 8, 16, 32)  # channels per group of `kernels/grouped_conv`
 
@@ -19,13 +25,46 @@ class FusedStemConv2d(nn.Conv2d):
     """A convolution of stride 2 over few channels, computed over blocks of 2x2 pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.dim() == 4 and dispatch.supports_device(x):
-            from reconv.kernels.stem.ops import space_to_depth, space_to_depth_weight, supports
-
-            if supports(x, self.weight):
-                blocks = space_to_depth(x, self.kernel_size[0], dispatch.conv_output_dtype(x))
-                return F.conv2d(blocks, space_to_depth_weight(self.weight))
+        if self._supports_blocks(x):
+            return F.conv2d(*self._blocks_and_filters(x))
         return super().forward(x)
+
+    def supports_statistics(self, x: Tensor, groups: Sequence[int]) -> bool:
+        """Whether a kernel computes the convolution of these images with the statistics of its output."""
+        if not self._supports_blocks(x) or len(x) != sum(groups):
+            return False
+        from reconv.kernels.stem.ops import supports_statistics
+
+        return supports_statistics(x, self.weight, dispatch.conv_output_dtype(x))
+
+    def forward_statistics(self, x: Tensor, norm: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The output and its statistics, where `supports_statistics` is true."""
+        from reconv.kernels.stem.ops import stem_conv_statistics
+
+        return stem_conv_statistics(*self._blocks_and_filters(x), norm, groups)
+
+    def forward_norm_relu_pool(
+        self, x: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """max_pool(relu(norm(output))), twice, and the statistics of the output, where `supports_statistics` is
+        true."""
+        from reconv.kernels.stem_max_pool.ops import stem_conv_norm_relu_max_pool
+
+        return stem_conv_norm_relu_max_pool(*self._blocks_and_filters(x), norm, groups, window)
+
+    def _supports_blocks(self, x: Tensor) -> bool:
+        """Whether the convolution of these images can be computed over blocks."""
+        if not (self.training and x.dim() == 4 and dispatch.supports_device(x)):
+            return False
+        from reconv.kernels.stem.ops import supports
+
+        return supports(x, self.weight)
+
+    def _blocks_and_filters(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        from reconv.kernels.stem.ops import space_to_depth, space_to_depth_weight
+
+        blocks = space_to_depth(x, self.kernel_size[0], dispatch.conv_output_dtype(x))
+        return blocks, space_to_depth_weight(self.weight)
 
 
 class FusedDepthwiseConv2d(nn.Conv2d):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from reconv.kernels import dispatch
 from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, conv_statistics
-from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels, pool_window
+from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, conv_statistics, supports_stem
+from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d, SqueezeExciteKernels, pool_window
 from reconv.kernels.fused_modules.fused_norm import (
     ACTIVATIONS,
     FusedBatchNorm2d,
@@ -23,7 +23,12 @@ from reconv.kernels.fused_modules.fused_norm import (
     supports_excite,
 )
 from reconv.kernels.reference import Activation
-from reconv.kernels.window import STEM_WINDOWS
+from reconv.kernels.window import STEM_WINDOWS, PoolWindow
+
+_POOLED_STEM_KERNEL = (
+    7,
+    7,
+)  # of stems computed with their pool: backward, that is slower than separate kernels for 3x3
 
 
 class DualUse(NamedTuple):
@@ -143,18 +148,44 @@ def _add_norms(
     return DualUse(main, shortcut)
 
 
-def norm_act_pool(norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module) -> Tensor | DualUse:
-    """pool(act(norm(x)))"""
-    window = pool_window(pool)
-    is_stem = type(act) is nn.ReLU and window in STEM_WINDOWS
-    if isinstance(norm, FusedBatchNorm2d) and is_stem and window is not None and norm.supports(x):
-        from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
-
-        main, shortcut, statistics = batch_norm_relu_max_pool(x, norm.norm_params(), norm.group_sizes(), window)
+def conv_norm_act_pool(
+    conv: nn.Module, norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module
+) -> Tensor | DualUse:
+    """pool(act(norm(conv(x)))), as one operation if the convolution is a stem's."""
+    window = _stem_window(act, pool)
+    if (
+        isinstance(conv, FusedStemConv2d)
+        and conv.kernel_size == _POOLED_STEM_KERNEL
+        and isinstance(norm, FusedBatchNorm2d)
+        and window is not None
+        and supports_stem(conv, norm, x)
+    ):
+        main, shortcut, statistics = conv.forward_norm_relu_pool(x, norm.norm_params(), norm.group_sizes(), window)
         norm.record(statistics)
         return DualUse(main, shortcut)
-    out: Tensor = pool(norm_act(norm, x, act))
+    y, stats = conv_statistics(conv, norm, x)
+    return norm_act_pool(norm, y, act, pool, stats)
+
+
+def norm_act_pool(
+    norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module, stats: Tensor | None = None
+) -> Tensor | DualUse:
+    """pool(act(norm(x))); `stats` are x's statistics, if they are known."""
+    window = _stem_window(act, pool)
+    if isinstance(norm, FusedBatchNorm2d) and window is not None and norm.supports(x):
+        from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
+
+        main, shortcut, statistics = batch_norm_relu_max_pool(x, norm.norm_params(), norm.group_sizes(), window, stats)
+        norm.record(statistics)
+        return DualUse(main, shortcut)
+    out: Tensor = pool(norm_act(norm, x, act, stats))
     return out
+
+
+def _stem_window(act: nn.Module, pool: nn.Module) -> PoolWindow | None:
+    """The pool's window, if kernels compute it with a norm and this activation."""
+    window = pool_window(pool)
+    return window if type(act) is nn.ReLU and window in STEM_WINDOWS else None
 
 
 def conv1x1_dual(x: Tensor | DualUse | PendingSum, conv: nn.Module, norm: nn.Module) -> tuple[DualUse, Tensor | None]:

@@ -32,11 +32,18 @@ from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
 
 def batch_norm_relu_max_pool(
-    x: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
+    x: Tensor,
+    norm: NormParams,
+    groups: Sequence[int],
+    window: PoolWindow = STEM_WINDOW,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """max_pool(relu(norm(x))), twice (see `batch_norm_add_act`), and the statistics of x."""
+    """max_pool(relu(norm(x))), twice (see `batch_norm_add_act`), and the statistics of x.
+
+    `stats` are these statistics, where the operation before the norm computed them.
+    """
     output: tuple[Tensor, Tensor, Tensor] = _BatchNormReluMaxPool.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, norm, tuple(groups), window
+        x, norm.weight, norm.bias, norm, tuple(groups), window, stats
     )
     return output
 
@@ -44,9 +51,17 @@ def batch_norm_relu_max_pool(
 class _BatchNormReluMaxPool(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        norm: NormParams,
+        groups: Sequence[int],
+        window: PoolWindow,
+        stats: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        operand = NormInput(x, statistics(x, norm, channel_rows(x, groups)), weight, bias)
+        stats = statistics(x, norm, channel_rows(x, groups)) if stats is None else stats
+        operand = NormInput(x, stats, weight, bias)
         y, peak, place = write_pooled(operand, groups, window)
         ctx.save_for_backward(*operand.tensors(), peak, place)
         ctx.groups, ctx.window = groups, window
@@ -63,7 +78,7 @@ class _BatchNormReluMaxPool(Function):
         peaks = NormInput(peak, operand.stats, operand.weight, operand.bias)
         sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, channel_rows(peak, ctx.groups), "relu")
         dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups, ctx.window)
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), *([None] * 4)
 
 
 def write_pooled(
