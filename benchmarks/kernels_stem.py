@@ -51,7 +51,7 @@ CONV_SWEEP = {
 # Columns, outputs, warps, stages, programs per SM, limit of registers.
 GRADIENT_SWEEP = (
     (32, 64, 4, 2, 2), (32, 64, 4, 1, 2), (16, 64, 4, 2, 2), (16, 64, 4, 3, 2), (32, 32, 4, 2, 2),
-    (32, 32, 4, 2, 3, 168), (64, 32, 4, 2, 1), (64, 64, 8, 2, 1),
+    (32, 32, 4, 2, 3, 168), (16, 64, 4, 4, 2), (32, 64, 8, 2, 1), (16, 64, 4, 3, 1),
 )  # fmt: skip
 TOLERANCE = 1e-2
 

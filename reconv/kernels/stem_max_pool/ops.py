@@ -29,10 +29,10 @@ class StemGradientTile:
     """Columns and outputs of a tile of two lines, warps, pipeline stages, programs per SM, and a limit of registers per
     thread."""
 
-    columns: int = 32
+    columns: int = 16
     outputs: int = 64
     warps: int = 4
-    stages: int = 2
+    stages: int = 3
     programs_per_sm: int = 2
     registers: int | None = None
 

@@ -1,7 +1,8 @@
 """Triton kernel of the weight gradient of a stem: convolution over blocks, batch norm, ReLU, 3x3 max-pool of stride 2.
 
-The gradient of the convolution's output is never in memory: each tile of it is computed as `norm_max_pool` would, up to
-the norm's scale, rounded, and multiplied with the blocks below it.
+The gradient of the convolution's output is never in memory: each tile of it is computed as `norm_max_pool` would,
+rounded, and multiplied with the blocks below it. It is rounded with the norm's scale in it: without, the gradient of a
+window that is rounded already would swallow what the norm adds to it, always in the same direction.
 
 A tile has two lines, so that both of them belong to the same two lines of windows: window w covers the second line of
 tile w - 1 and both lines of tile w. Columns are in such pairs, too. The left one of a pair is the middle of a window
@@ -11,7 +12,7 @@ tile w - 1 and both lines of tile w. Columns are in such pairs, too. The left on
 import triton
 import triton.language as tl
 
-from reconv.kernels.batch_norm.triton import MEAN, RSTD, STATISTICS, bounds, channels_of
+from reconv.kernels.batch_norm.triton import STATISTICS, bounds, channels_of, norm_line
 from reconv.kernels.conv_epilogue.triton import add_product
 from reconv.kernels.stem.triton import BLOCK_CHANNELS, strips_of
 
@@ -26,10 +27,10 @@ def _window(dz, place, at, mask):
 
 
 @triton.jit
-def _add_window(total, gradient, place, index):
-    """The sum, with a window's gradient where its maximum is at this index. As a choice between sums it is one
-    conditional instruction, as a sum with a choice it would be two."""
-    return tl.where(place == index, total + gradient.to(tl.float32), total)
+def _add_window(total, gradient, place, index, scale):
+    """The sum, with a window's gradient times scale where its maximum is at this index. As a choice between sums it is
+    one conditional instruction, as a sum with a choice it would be two."""
+    return tl.where(place == index, total + gradient.to(tl.float32) * scale, total)
 
 
 @triton.jit
@@ -39,24 +40,14 @@ def _line(blocks, offset, mask):
 
 
 @triton.jit
-def _norm_gradient(stats, sums, count, channels, channel, exists):
-    """Slope and offset: the gradient of the norm's input, over its scale, is dz + x * slope + offset."""
-    stats += tl.program_id(2) * STATISTICS * channels
+def _norm_gradient(stats, weight, sums, count, channels, channel, exists):
+    """Scale, slope and offset [1, outputs]: the gradient of the norm's input is dz * scale + x * slope + offset."""
     sums += tl.program_id(2) * channels
-    mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
-    rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
+    stats += tl.program_id(2) * STATISTICS * channels
+    mean, rstd, scale, _ = norm_line(stats, weight, weight, channels, channel, exists)
     mean_dz = tl.load(sums + channel, mask=exists, other=0.0) / count
     slope = tl.load(sums + tl.num_programs(2) * channels + channel, mask=exists, other=0.0) / count * rstd
-    return -slope, mean * slope - mean_dz
-
-
-@triton.jit
-def _scale(stats, weight, channels, channel, exists):
-    """The norm's scale [1, outputs]; read after all tiles, since there is no register for it before."""
-    rstd = stats + (tl.program_id(2) * STATISTICS + RSTD) * channels
-    return tl.load(weight + channel[None, :], mask=exists[None, :], other=0.0).to(tl.float32) * tl.load(
-        rstd + channel[None, :], mask=exists[None, :], other=0.0
-    )
+    return scale[None, :], (-scale * slope)[None, :], (scale * (mean * slope - mean_dz))[None, :]
 
 
 @triton.jit
@@ -83,8 +74,7 @@ def weight_gradient(
     start, end = bounds(num_images, group_images)
     channel, exists = channels_of(channels, BLOCK)
     count = ((end - start) * height * width).to(tl.float32)
-    slope, offset = _norm_gradient(stats, sums, count, channels, channel, exists)
-    slope, offset = slope[None, :], offset[None, :]
+    scale, slope, offset = _norm_gradient(stats, weight, sums, count, channels, channel, exists)
     in_height, in_width = height + TAPS - 1, width + TAPS - 1
     step, out_step, x_step = in_width * BLOCK_CHANNELS, out_width * channels, width * channels
     num_lines, padded = (height + 2 - above) // 2, (width + 2 - left) // 2 * 2  # tiles below each other, columns
@@ -127,14 +117,14 @@ def weight_gradient(
             r1 = _line(blocks + blocks_at, 1 * step, has_blocks)
             r2 = _line(blocks + blocks_at, 2 * step, has_blocks & (zero + v + 2 < in_height))
             dy = first.to(tl.float32) * slope + tl.where(has_first, offset, 0.0)
-            dy = _add_window(dy, near_dz, near_place, 3 + middle)
-            dy = _add_window(dy, far_dz, far_place, 5)
+            dy = _add_window(dy, near_dz, near_place, 3 + middle, scale)
+            dy = _add_window(dy, far_dz, far_place, 5, scale)
             dy = dy.to(x.dtype.element_ty)
             dy2 = second.to(tl.float32) * slope + tl.where(has_second, offset, 0.0)
-            dy2 = _add_window(dy2, near_dz, near_place, 6 + middle)
-            dy2 = _add_window(dy2, far_dz, far_place, 8)
-            dy2 = _add_window(dy2, below_dz, below_place, middle)
-            dy2 = _add_window(dy2, last_dz, last_place, 2)
+            dy2 = _add_window(dy2, near_dz, near_place, 6 + middle, scale)
+            dy2 = _add_window(dy2, far_dz, far_place, 8, scale)
+            dy2 = _add_window(dy2, below_dz, below_place, middle, scale)
+            dy2 = _add_window(dy2, last_dz, last_place, 2, scale)
             dy2 = dy2.to(x.dtype.element_ty)
             a = add_product(r1, dy2, add_product(r0, dy, a))
             b = add_product(r2, dy2, add_product(r1, dy, b))
@@ -143,9 +133,8 @@ def weight_gradient(
                 r4 = _line(blocks + blocks_at, 4 * step, has_blocks & (zero + v + 4 < in_height))
                 c = add_product(r3, dy2, add_product(r2, dy, c))
                 d = add_product(r4, dy2, add_product(r3, dy, d))
-    scale = _scale(stats, weight, channels, channel, exists)
-    _store_sums(partials, a * scale, channel, exists, channels, 0, TAPS)
-    _store_sums(partials, b * scale, channel, exists, channels, 1, TAPS)
+    _store_sums(partials, a, channel, exists, channels, 0, TAPS)
+    _store_sums(partials, b, channel, exists, channels, 1, TAPS)
     if TAPS == 4:
-        _store_sums(partials, c * scale, channel, exists, channels, 2, TAPS)
-        _store_sums(partials, d * scale, channel, exists, channels, 3, TAPS)
+        _store_sums(partials, c, channel, exists, channels, 2, TAPS)
+        _store_sums(partials, d, channel, exists, channels, 3, TAPS)
