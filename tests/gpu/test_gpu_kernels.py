@@ -24,6 +24,7 @@ from gpu_tensors import (
     worst_error,
 )
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.detection.anchors import generate_anchors
@@ -349,7 +350,7 @@ def test_roundings_of_a_stems_gradient_cancel() -> None:
     given = torch.randn_like(peak), torch.randn_like(peak)
     sums = norm.gradient_sums(*given, peaks, None, None, dz, channel_rows(peak, groups), "relu")
     exact = pool.input_gradient(dz.float(), place, replace(operand, x=x.float()), sums, groups).double()
-    expected = torch.nn.grad.conv2d_weight(blocks.double(), filters.shape, exact)
+    expected = conv2d_weight(blocks.double(), filters.shape, exact)
     found = stem_pool.weight_gradient(dz, place, operand, sums, blocks, groups)
     assert relative_error(found, expected) <= 4e-3
 
