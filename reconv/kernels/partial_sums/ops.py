@@ -7,7 +7,7 @@ from torch import Tensor
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.partial_sums import triton as device
 
-_BLOCK, _WARPS = 128, 4
+_BLOCK, _WARPS = 64, 4
 
 
 def add_partials(partials: Tensor, total: Tensor) -> Tensor:

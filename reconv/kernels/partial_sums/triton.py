@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 _COUNTS = ["size", "parts"]
-_MERGED: tl.constexpr = tl.constexpr(16)  # partial sums per load
+_MERGED: tl.constexpr = tl.constexpr(64)  # partial sums per load: each load waits for memory
 
 
 @triton.jit(do_not_specialize=_COUNTS)
