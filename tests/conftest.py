@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ torch.set_num_threads(1)
 
 # Some tests send it, and the programs that they start inherit how it is handled: nohup ignores it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# The folders of tests are in memory where there is enough of it: a run calls fsync two dozen times, which takes
+# milliseconds on a disk and nothing there.
+_MEMORY_DISK, _MIN_FREE_BYTES = "/dev/shm", 8 * 2**30
+if os.access(_MEMORY_DISK, os.W_OK) and shutil.disk_usage(_MEMORY_DISK).free > _MIN_FREE_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY_DISK)
 
 # Kernels run in Triton's interpreter, which is chosen before Triton is imported, maybe by a conftest.py below this one.
 # The GPU tests compile them.
