@@ -30,7 +30,7 @@ def test_sigterm_finishes_what_has_begun_and_exits_with_zero(
     classifier: Path, tmp_path: Path, images: list[bytes]
 ) -> None:
     with (
-        ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "5") as server,
+        ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "2") as server,
         socket.create_connection((server.host, server.port)) as begun,
         socket.create_connection((server.host, server.port)) as endless,
         closing(server.connect()) as idle,
