@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -46,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     settings.register_profile("reconv", deadline=None, derandomize=True, database=None, max_examples=50)
     settings.load_profile("reconv")
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of garbage collections, which took a third of a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
