@@ -28,12 +28,8 @@ CONFIG = ConvConfig((1, 1), (1, 1), (1, 1), 1, "relu")
 
 @pytest.fixture
 def as_on_a_fast_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a processor with AVX2 or AVX-512: another one runs the same code by plain instructions.
-
-    Pooling is torch's and not that of Triton's interpreter.
-    """
+    """As on a processor with AVX2 or AVX-512: another one runs the same code by plain instructions."""
     monkeypatch.setattr(winograd, "PLAIN", -1)
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
