@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from detector_example import write_recipe
+from interpreted_kernels import use_torch_instead
 
 import reconv
-from reconv import kernels
 from reconv.inference.backends import winograd_library
-
-# A kernel is one of the interpreter or of the GPU from its import on, so they are imported before a test turns it off.
-for _module in pkgutil.walk_packages(kernels.__path__, "reconv.kernels."):
-    if _module.name.endswith(".triton"):
-        importlib.import_module(_module.name)
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
 
 
 @pytest.fixture(autouse=True)
 def kernels_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks on a CPU use torch's pooling, as users' do, and not that of Triton's interpreter."""
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    use_torch_instead(monkeypatch)
 
 
 @pytest.fixture(scope="session")
