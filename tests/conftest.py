@@ -64,6 +64,13 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """One torch thread, whatever a run of an earlier test has set: two of them on a busy core wait for each other."""
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def _no_loaded_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """No code of users is loaded: the errors of a test must not look like those of code that an earlier test loaded."""
     monkeypatch.setattr(custom_code, "_roots", {})
