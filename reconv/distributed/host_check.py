@@ -25,6 +25,7 @@ from reconv.environment_checks import CheckResult, Level
 from reconv.errors import UsageError
 from reconv.io.atomic import disk_errors
 from reconv.io.object_store.object_store import is_url
+from reconv.io.python_child import python_command
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 TIMEOUT_S = 120
@@ -188,9 +189,9 @@ def _compare_clock(host: str, ahead_s: float) -> CheckResult:
 
 def _run_script(ssh: Sequence[str], asked: _Questions) -> dict[str, Any] | str:
     """The report of a machine (without ssh: this one), or why there is none."""
-    command = [sys.executable, "-", *asked.words()]
-    if ssh:  # ssh joins its arguments into a line for a shell
-        command = [shlex.join(command)]
+    command = python_command(_SCRIPT, *asked.words())
+    if ssh:  # ssh joins its arguments into a line for a shell, and the other machine has a sys.path of its own
+        command = [shlex.join([sys.executable, "-", *asked.words()])]
     with TemporaryFile("w+") as script, TemporaryFile("w+", errors="replace") as errors:
         script.write(_SCRIPT)
         script.seek(0)

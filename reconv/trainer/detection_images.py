@@ -64,7 +64,7 @@ def log_detection_images(
     tiles = [_draw_pair(checked, dataset) for checked in chosen]
     run_dir.images.mkdir(parents=True, exist_ok=True)
     with atomic_writer(run_dir.images / "detections.png") as file:
-        _sheet(tiles).save(file, "PNG", optimize=True)
+        _sheet(tiles).save(file, "PNG", compress_level=3)  # optimize=True would take most of a second
     captions = tuple(_detection_caption(checked, dataset) for checked in chosen)
     path = f"{run_dir.images.name}/detections.png"
     logger.log(ImageLogged(DETECTION_TITLE, path, captions, step, DETECTION_COLUMNS, note=DETECTION_NOTE))

@@ -17,6 +17,7 @@ from reconv import __version__
 from reconv.checkpoint import manifest
 from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint, encode
 from reconv.errors import CheckpointError, ExitCode
+from reconv.io import transient
 from reconv.io.atomic import FileSystem
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
@@ -214,7 +215,9 @@ def test_another_format_version_is_an_error(tmp_path: Path) -> None:
     assert f"has format 1, but Reconv {__version__} reads format 2" in store.newest().skipped[0][1]
 
 
-def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transient, "RETRY_DELAYS_S", (0.0, 0.0))
+
     class BadSector(FileSystem):
         def open(self, path: Path) -> io.BufferedReader:
             if path.parent.name == "step-000000020" and path.name == "optimizer.safetensors":

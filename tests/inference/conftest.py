@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 from detector_example import write_recipe
+from interpreted_kernels import use_torch_instead
 
 import reconv
 from reconv.inference.backends import winograd_library
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_torch_instead(monkeypatch)
 
 
 @pytest.fixture(scope="session")

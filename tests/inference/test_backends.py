@@ -60,6 +60,7 @@ def fused_backend(loaded: LoadedNetwork) -> FusedBackend:
 
 @pytest.mark.parametrize("tta", ["none", "flip"])
 def test_fused_graphs_pad_and_split_batches_of_any_size(tta: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("reconv.inference.backends.fused_backend.MAX_BATCH", 8)
     loaded = load_network(evaluate__tta=tta)
     eager, fused = EagerBackend(loaded.recipe, loaded.network), fused_backend(loaded)

@@ -22,6 +22,11 @@ from reconv.models.layers.conv import SqueezeExcitation
 aten = torch.ops.aten
 
 
+@pytest.fixture(autouse=True)
+def kernels_of_torch() -> None:
+    """Not here: the kernels of a compiled network run in Triton's interpreter."""
+
+
 def images(size: int, rows: int = 2, channels: int = 3) -> Tensor:
     values = torch.randn(rows, channels, size, size, generator=torch.Generator().manual_seed(0))
     return values.contiguous(memory_format=torch.channels_last)

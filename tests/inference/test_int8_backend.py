@@ -14,7 +14,7 @@ from PIL import Image
 from reconv.data.readers.digits import open_digits
 from reconv.device import cpu_features
 from reconv.errors import DataError, UsageError
-from reconv.inference.backends.int8_backend import judge_classes
+from reconv.inference.backends.int8_backend import check_amx, judge_classes
 from reconv.inference.calibration import HeldOutImages
 from reconv.inference.predictor import LoadOptions, Predictor
 
@@ -109,6 +109,14 @@ def test_int8_is_refused_where_it_cannot_run(classifier: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="cannot compute in int8") as caught:
         Predictor.load(classifier, device="cpu", precision="int8")
     assert "AMX" in caught.value.why
+
+
+def test_int8_is_tried_with_the_onnxruntime_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError")  # the one of the environment, but not of sys.path
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("reconv.inference.backends.int8_backend.reports_amx", lambda: True)
+    monkeypatch.setattr("reconv.inference.backends.int8_backend._TRY_INT8", "import onnxruntime")
+    check_amx()
 
 
 @pytest.mark.parametrize(("flags", "expected"), [("fma avx2 avx_vnni", True), ("fma avx2 avx512f", False)])

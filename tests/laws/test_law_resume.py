@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import in_ranks, start
 
 import reconv
 from reconv.errors import PreemptedError, RecipeError
@@ -34,9 +33,18 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
     assert one.checkpoint.name == other.checkpoint.name
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The uninterrupted run."""
+    given = [(field, value, "--set") for field, value in EVERYTHING.items()]
+    result = reconv.train("quickstart", out=tmp_path_factory.mktemp("uninterrupted") / "whole", overrides=given)
+    return Outcome(result.folder, result.summary)
+
+
 @pytest.mark.parametrize("stop_at", [1, 3, 5, 6, 9])
-def test_stop_at_any_step_and_resume_equals_uninterrupted_run(train: Train, tmp_path: Path, stop_at: int) -> None:
-    whole = train("whole", EVERYTHING)
+def test_stop_at_any_step_and_resume_equals_uninterrupted_run(
+    train: Train, whole: Outcome, tmp_path: Path, stop_at: int
+) -> None:
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
 
     def stop(event: Event) -> None:
@@ -53,8 +61,7 @@ def test_stop_at_any_step_and_resume_equals_uninterrupted_run(train: Train, tmp_
     assert [a.from_step for a in attempts] == [0, stop_at]
 
 
-def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, tmp_path: Path) -> None:
-    whole = train("whole", EVERYTHING)
+def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, whole: Outcome, tmp_path: Path) -> None:
 
     def stop(event: Event) -> None:
         if isinstance(event, CheckpointSaved) and event.step == 3:
@@ -67,48 +74,29 @@ def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, tmp_pa
     assert_same_bits(whole, resumed)
 
 
-# Importing torch takes seconds, so one process imports it and forks a run for every line it is sent.
-FORK_SERVER = """
-import os, sys
-from reconv.api import train
-given = [tuple(s.split('=', 1)) + ('--set',) for s in sys.argv[2:]]
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        train('quickstart', out=sys.argv[1], resume=True, overrides=given)
-        os._exit(0)
-    print(pid, flush=True)
-    _, status = os.waitpid(pid, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
+def _resume(out: str, settings: dict[str, str]) -> None:
+    reconv.train("quickstart", out=out, resume=True, overrides=[(f, v, "--set") for f, v in settings.items()])
 
 
-@pytest.mark.parametrize(("num_kills", "length"), [(4, "80step"), pytest.param(12, "200step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_kills", "length"), [(4, "50step"), pytest.param(12, "200step", marks=pytest.mark.slow)])
 def test_run_killed_at_random_moments_equals_uninterrupted_run(
     train: Train, tmp_path: Path, num_kills: int, length: str
 ) -> None:
     """Real processes, killed at random moments of start, steps, evaluation and saves; the last one may finish."""
     settings = {**EVERYTHING, "length": length, "data.subset_percent": "50", "save.every": "2step"}
     whole = train("whole", settings)
-    arguments = [f"{field}={value}" for field, value in settings.items()]
     rng = random.Random(0)
     out = tmp_path / "killed"
     resumed_from, during_a_save = set(), 0
-    with subprocess.Popen(
-        [sys.executable, "-c", FORK_SERVER, str(out), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as fork_server:
-        for number in range(num_kills):
-            pid = _fork(fork_server)
-            _wait_for_a_moment(out, ("at the start", "after a save", "in a save")[number % 3], rng)
-            os.kill(pid, signal.SIGKILL)
-            assert _exit_code(fork_server) == -signal.SIGKILL
-            resumed_from.add(_newest_step(out))
-            during_a_save += any((out / "checkpoints").glob(".tmp*"))
-        _fork(fork_server)
-        assert _exit_code(fork_server) == 0
+    for number in range(num_kills):
+        [(process, _)] = start(1, _resume, str(out), settings)
+        _wait_for_a_moment(out, process.pid, ("at the start", "after a save", "in a save")[number % 3], rng)
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        resumed_from.add(_newest_step(out))
+        during_a_save += any((out / "checkpoints").glob(".tmp*"))
+    in_ranks(1, _resume, str(out), settings)
     assert len(resumed_from) > num_kills // 3, f"the kills hit too few places: {resumed_from}"
     assert during_a_save > 0
     result = reconv.train("quickstart", out=out, resume=True, overrides=[(f, v, "--set") for f, v in settings.items()])
@@ -119,15 +107,27 @@ def _newest_step(out: Path) -> str:
     return max((path.name for path in (out / "checkpoints").glob("step-*")), default="none")
 
 
-def _wait_for_a_moment(out: Path, kind: str, rng: random.Random) -> None:
+def _wait_for_a_moment(out: Path, pid: int, kind: str, rng: random.Random) -> None:
     """Wait for the run's progress, not only for a time, so that the load of the machine does not matter."""
     before = _newest_step(out)
     if kind != "at the start":
         _wait_until(lambda: _newest_step(out) != before)
     if kind == "in a save":
-        _wait_until(lambda: any((out / "checkpoints").glob(".tmp*")))
+        _wait_until(lambda: _is_stopped_in_a_save(out, pid))
     else:
         time.sleep(rng.uniform(0, 0.2))
+
+
+def _is_stopped_in_a_save(out: Path, pid: int) -> bool:
+    """Whether the process could be stopped while it saves; saves may take less time than a signal."""
+    if not any((out / "checkpoints").glob(".tmp*")):
+        return False
+    os.kill(pid, signal.SIGSTOP)
+    _wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    if any((out / "checkpoints").glob(".tmp*")):
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
 
 
 def _wait_until(condition: Callable[[], bool], limit_s: float = 120) -> None:
@@ -137,20 +137,7 @@ def _wait_until(condition: Callable[[], bool], limit_s: float = 120) -> None:
         time.sleep(0.0005)
 
 
-def _fork(fork_server: subprocess.Popen[str]) -> int:
-    assert fork_server.stdin is not None and fork_server.stdout is not None
-    fork_server.stdin.write("run\n")
-    fork_server.stdin.flush()
-    return int(fork_server.stdout.readline())
-
-
-def _exit_code(fork_server: subprocess.Popen[str]) -> int:
-    assert fork_server.stdout is not None
-    return int(fork_server.stdout.readline())
-
-
-def test_truncated_checkpoint_is_skipped_with_a_note(train: Train, tmp_path: Path) -> None:
-    whole = train("whole", EVERYTHING)
+def test_truncated_checkpoint_is_skipped_with_a_note(train: Train, whole: Outcome) -> None:
     part = train("part", {**EVERYTHING, "length": "1ep"})
     file = part.checkpoint / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
@@ -201,9 +188,8 @@ def test_resume_with_a_changed_recipe_is_an_error_listing_all_differences(train:
     assert refusal.value.code == 2
 
 
-def test_killed_extended_run_can_be_resumed(train: Train, tmp_path: Path) -> None:
+def test_killed_extended_run_can_be_resumed(train: Train, whole: Outcome, tmp_path: Path) -> None:
     """The summary of the shorter run must not make the longer one look finished."""
-    whole = train("whole", EVERYTHING)
     train("run", {**EVERYTHING, "length": "1ep"})
 
     def die(event: Event) -> None:

@@ -120,7 +120,7 @@ def test_the_stages_in_order_equal_the_forward_pass(name: str, is_training: bool
         if isinstance(module, KeyedRandomLayer):
             module.rate = 0.0
     assert isinstance(model, ReconvModel)
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     stages = stages_of(model)
     assert len({stage for stage, _ in stages}) == len(stages) >= 5
     folded = images
@@ -136,7 +136,7 @@ def test_the_stages_in_order_equal_the_forward_pass(name: str, is_training: bool
 def test_every_parameter_of_every_family_gets_a_gradient() -> None:
     for name, options in FOLDED.items():
         model = build_model(name, num_classes=7, **options).train()
-        output = model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+        output = model(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
         sum(part.pow(2).sum() for part in tensors_of(output)).backward()
         without = [n for n, p in model.named_parameters() if p.grad is None]
         assert without == [], name

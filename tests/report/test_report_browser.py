@@ -130,7 +130,7 @@ def test_a_click_on_a_column_sorts_the_table_of_classes(browser: Browser, tmp_pa
 
 def test_the_report_of_a_running_run_reloads_itself_until_the_run_has_ended(browser: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "quickstart" / "1", stop_at=200, exit_code=None)
-    path = write_report(run, LivePage(time.time(), reload_s=2, stale_s=60))
+    path = write_report(run, LivePage(time.time(), reload_s=1, stale_s=60))
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(path.as_uri())
     assert "running" in page.locator(".verdict").inner_text()
@@ -144,7 +144,7 @@ def test_the_report_of_a_running_run_reloads_itself_until_the_run_has_ended(brow
     write_report(run)  # the last one, without `live`
     page.wait_for_selector(".badge.warn")
     page.evaluate("window.isSamePage = true")
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     assert page.evaluate("window.isSamePage")
     page.close()
 

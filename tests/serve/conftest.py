@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from detector_example import write_recipe
+from interpreted_kernels import use_torch_instead
 from PIL import Image
 from server_process import ServerProcess
 
@@ -26,6 +27,11 @@ batch: {size: 4}
 schedule: {lr: 0.01}
 engine: {num_threads: 1}
 """
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_torch_instead(monkeypatch)
 
 
 @pytest.fixture(scope="session")

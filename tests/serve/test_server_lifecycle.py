@@ -19,6 +19,7 @@ from server_process import START_S, ServerProcess, ask, json_images
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
+from reconv.cli import main
 from reconv.errors import ResourceError, UsageError
 from reconv.models import build_model
 from reconv.serve.access import read_tokens
@@ -30,7 +31,7 @@ def test_sigterm_finishes_what_has_begun_and_exits_with_zero(
     classifier: Path, tmp_path: Path, images: list[bytes]
 ) -> None:
     with (
-        ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "5") as server,
+        ServerProcess(tmp_path / "log.txt", classifier, "--backend", "eager", "--drain-s", "2") as server,
         socket.create_connection((server.host, server.port)) as begun,
         socket.create_connection((server.host, server.port)) as endless,
         closing(server.connect()) as idle,
@@ -200,10 +201,10 @@ def check_that_it_waits(server: ServerProcess, image: bytes) -> None:
     assert (refused.status, refused.json["error"]["code"]) == (503, "not_ready") and refused.headers["retry-after"]
 
 
-def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error() -> None:
-    command = [sys.executable, "-m", "reconv", "serve", "missing", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=START_S)
-    assert done.returncode == 4 and "no such run" in done.stderr, done.stderr
+def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "missing", "--port", "0"])
+    assert end.value.code == 4 and "no such run" in capsys.readouterr().err
 
 
 def test_models_have_different_names() -> None:

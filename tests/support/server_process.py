@@ -41,8 +41,11 @@ class ServerProcess:
     def __init__(self, log: Path, *args: str | Path, wait_until_ready: bool = True) -> None:
         self.log_file = log
         command = [sys.executable, "-m", "reconv", "serve", *map(str, args), "--port", "0"]
+        environ = {**os.environ, "TRITON_INTERPRET": "0"}
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environ
+            )
         found = self.wait_for_log(r"listening on http://(\S+):(\d+)")
         self.host, self.port = found[1], int(found[2])
         if wait_until_ready:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from reconv.inference.export.average_precision import average_precision, detecti
 from reconv.inference.export.int8 import MAX_DROP, quantize_onnx
 from reconv.io.atomic import write_atomic
 from reconv.io.cache import cache_dir
+from reconv.io.python_child import python_command
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.task_builder import build_postprocess
 
@@ -177,7 +177,7 @@ def check_amx() -> None:
     with tempfile.TemporaryDirectory(prefix="reconv-int8-") as folder:
         path = Path(folder) / "int8.onnx"
         onnx.save(model, str(path))
-        done = subprocess.run([sys.executable, "-c", _TRY_INT8, str(path)], capture_output=True)
+        done = subprocess.run(python_command(_TRY_INT8, str(path)), capture_output=True)
     if done.returncode != 0:
         raise UsageError(
             "onnxruntime cannot compute in int8 on this machine",

@@ -7,7 +7,6 @@ It affects speed only; what it did not compile is compiled at first launch.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,23 +17,21 @@ from threading import Thread
 from typing import Any
 
 from reconv.cuda_context import NVIDIA_DRIVER
+from reconv.io.python_child import python_command
 
-_PROGRAM = "reconv.kernels.jit.compile_variants"
+_PROGRAM = "from reconv.kernels.jit.compile_variants import main; main()"
 
 
 class CompilerProcess:
     """The compiler process, started and waiting for one request."""
 
     def __init__(self) -> None:
-        # The child finds the same modules as this process.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
+            python_command(_PROGRAM),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=environment,
         )
 
     def compile(self, target: Sequence[Any], variants: Sequence[Sequence[Any]]) -> list[Future[None]]:

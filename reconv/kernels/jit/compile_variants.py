@@ -126,7 +126,3 @@ def _report_one(running: dict[int, int], results: TextIO) -> None:
     pid, _ = os.wait()
     if pid in running:
         print(running.pop(pid), file=results, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,6 +28,7 @@ from reconv.data.pipeline.workers.thread_pool import FillTask, Wait
 from reconv.data.pipeline.workers.worker_main import FillRows, MapBuffer, Register, UnmapBuffer
 from reconv.data.stage_timing import Seconds
 from reconv.errors import ResourceError, UsageError
+from reconv.io.python_child import python_command
 from reconv.io.wait import ProcessWait
 from reconv.machine import process_state
 
@@ -126,14 +127,13 @@ class _WorkerProcess:
         ours, theirs = multiprocessing.Pipe(duplex=True)  # a socket pair, which can carry descriptors
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # there are as many workers as the plan wants threads
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environ
+            python_command(_PROGRAM, str(theirs.fileno())), pass_fds=[theirs.fileno()], env=environ
         )
         theirs.close()
         self._connection: Connection = ours
         self._registered: set[int] = set()
         self._mapped: dict[int, tuple[Buffer, int]] = {}  # by id: the buffer and its number
         self._buffer_numbers = itertools.count()
-        self._send(sys.path)
 
     def fill(self, task: FillTask, shared: Mapping[int, _SharedObject]) -> Seconds:
         """Have rows filled and wait for it."""

@@ -110,7 +110,6 @@ def main() -> None:
     # The parent decides what a signal to the whole process group means: it may need a batch to finish its step.
     ignore_stop_signals()
     connection: Connection = Connection(int(sys.argv[-1]))
-    sys.path[:] = connection.recv()
     with suppress(BrokenPipeError):  # the parent ended while a reply was being sent
         WorkerLoop(connection).run()
     os._exit(0)  # Python's own end takes most of a second once torch is imported, and the parent waits for it

@@ -104,6 +104,17 @@ def test_bad_files_are_replaced_as_by_threads(tree: Path, processes: ProcessPool
     assert all(torch.equal(a, b) for a, b in zip(results[0][2], results[1][2], strict=True))
 
 
+def test_workers_import_reconv_from_where_this_process_found_it(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reconv").mkdir()  # the environment finds another package first
+    (tmp_path / "reconv" / "__init__.py").write_text("raise ImportError('another reconv')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    workers = ProcessPool(1)
+    next(iter(loader(FolderDataset(tree, "train"), workers).steps(0, 1)))
+    workers.close()
+
+
 def is_alive(process: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
