@@ -74,6 +74,21 @@ def time_ms(calls: list[Callable[[], Any]]) -> float:
     return float(median(times))
 
 
+def try_time(calls: list[Callable[[], Any]]) -> float:
+    """Milliseconds, or infinity where the launch fails."""
+    try:
+        return time_ms(calls)
+    except Exception as error:  # out of shared memory or registers: the next configuration may fit
+        print(f"  failed: {repr(error)[:90]}", flush=True)
+        return float("inf")
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The norm of the difference over that of the expected values."""
+    found, expected = found.double(), expected.double()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
 Calls = dict[str, tuple[float, Callable[[], Any]]]  # bytes that must move, in tensors of the layer's size, and a call
 
 

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels import random_norm, random_tensor, time_ms
-from benchmarks.kernels_sum_conv1x1 import relative_error, try_time
+from benchmarks.kernels import random_norm, random_tensor, relative_error, time_ms, try_time
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormInput
 from reconv.kernels.channels_last import ChannelRows, channel_rows

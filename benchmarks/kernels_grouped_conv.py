@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels import ROTATED_BYTES, random_tensor, time_ms
+from benchmarks.kernels import ROTATED_BYTES, random_tensor, relative_error, time_ms
 from reconv.kernels.grouped_conv import ops
 from reconv.kernels.grouped_conv.ops import GroupedConvTile, GroupedGradientTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
@@ -134,10 +134,6 @@ def check(kernel: str, layer: Layer, is_sweep: bool) -> bool:
     worst = max(error for name, error in errors.items() if name != "cudnn") if len(errors) > 1 else float("nan")
     print(f"{kernel:8} {layer[:3]}: {len(errors) - 1} configs off by {worst:.1e}, cuDNN by {errors['cudnn']:.1e}")
     return is_good
-
-
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
 
 
 def measure(kernel: str, layer: Layer, batch: int, is_sweep: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.kernels import ROTATED_BYTES, gradients, random_tensor, time_ms
+from benchmarks.kernels import ROTATED_BYTES, gradients, random_tensor, relative_error, time_ms
 from reconv.batch import Batch
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormInput, NormParams, batch_norm_act
@@ -118,10 +118,6 @@ def stem(kind: type[GoogLeNet], batch: int) -> nn.Module:
     model.__class__ = kind
     model.forward = model._stem  # type: ignore[method-assign, assignment]
     return model
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def check(batch: int = 16) -> None:

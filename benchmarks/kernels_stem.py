@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from benchmarks.kernels import random_norm, random_tensor, time_ms
+from benchmarks.kernels import random_norm, random_tensor, relative_error, try_time
 from reconv.kernels.batch_norm.ops import NormInput, NormParams, gradient_sums, statistics
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.jit.compile_ahead import compile_ahead
@@ -147,10 +147,6 @@ def compile_all(sweep: bool) -> None:
     print(f"compiling {compile_ahead(list(traced), torch.device('cuda', 0), print)} variants", flush=True)
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
-
-
 def check(kernel: int, groups: tuple[int, ...], side: int, window: PoolWindow) -> bool:
     """Whether the kernels agree with float64 and with separate ones, and repeat their bits; prints the errors."""
     case = make_case(kernel, groups, side, window)
@@ -170,15 +166,6 @@ def check(kernel: int, groups: tuple[int, ...], side: int, window: PoolWindow) -
         f"{'equal' if is_same else 'DIFFER'}", flush=True,
     )  # fmt: skip
     return is_good
-
-
-def try_time(calls: list[Callable[[], Any]]) -> float:
-    """Milliseconds, or infinity where the launch fails."""
-    try:
-        return time_ms(calls)
-    except Exception as error:  # out of shared memory or registers: the next configuration may fit
-        print(f"  failed: {repr(error)[:90]}", flush=True)
-        return float("inf")
 
 
 def exact_gradient(case: Case) -> Tensor:

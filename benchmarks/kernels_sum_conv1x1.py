@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, time_ms
+from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, relative_error, time_ms, try_time
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import ChannelRows, channel_rows
@@ -156,15 +155,6 @@ def compile_all(sweep: bool, max_outputs: int) -> None:
     print(f"compiling {compile_ahead(list(traced), torch.device('cuda', 0), print)} variants", flush=True)
 
 
-def try_time(calls: list[Callable[[], Any]]) -> float:
-    """Milliseconds, or infinity where the launch fails."""
-    try:
-        return time_ms(calls)
-    except Exception as error:  # out of shared memory or registers: the next configuration may fit
-        print(f"  failed: {repr(error)[:90]}", flush=True)
-        return float("inf")
-
-
 def is_right(case: Case, config: SumConvTile) -> bool:
     """Whether a configuration agrees with separate kernels, up to rare roundings of the product."""
     expected, dz = case.separate().clone(), case.dz.clone()
@@ -172,10 +162,6 @@ def is_right(case: Case, config: SumConvTile) -> bool:
     num_sums = 2 if case.other is None else 3
     errors = [relative_error(case.dz, dz), relative_error(found[:num_sums], expected[:num_sums])]
     return max(errors) < 5e-3
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 def measure(batch: int, sweep: bool, max_outputs: int) -> list[dict[str, Any]]:

@@ -78,10 +78,14 @@ class ChannelRows:
         """Counters that a reduction needs: one for each block of channels of a group."""
         return self.num_blocks * self.num_groups
 
+    @property
+    def largest_group(self) -> int:
+        """Rows of the largest group."""
+        return max(self.group_rows, self.num_rows - (self.num_groups - 1) * self.group_rows)
+
     def num_tiles(self, config: LaunchConfig) -> int:
         """Tiles along the rows of the largest group."""
-        last = self.num_rows - (self.num_groups - 1) * self.group_rows
-        return -(-max(self.group_rows, last) // self.tile_rows(config))
+        return -(-self.largest_group // self.tile_rows(config))
 
     def splits(self, config: LaunchConfig) -> int:
         """Programs that share a block of channels of a group, with nearly equal numbers of tiles."""
@@ -95,6 +99,14 @@ class ChannelRows:
     def grid(self, config: LaunchConfig) -> tuple[int, int, int]:
         """The launch grid: blocks of channels, splits of the rows, groups."""
         return self.num_blocks, self.splits(config), self.num_groups
+
+    def tile_grid(self, tile_rows: int, programs_per_sm: int, num_blocks: int = 1) -> tuple[int, int, int]:
+        """The launch grid of kernels with tiles of their own: blocks of channels, splits of the rows with nearly equal
+        numbers of tiles, groups."""
+        tiles = -(-self.largest_group // tile_rows)
+        wanted = max(1, programs_per_sm * self.num_sms // (num_blocks * self.num_groups))
+        tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
+        return num_blocks, -(-tiles // tiles_each), self.num_groups
 
     def stages(self, config: LaunchConfig, *tiles: Tensor) -> int:
         """Pipeline stages for tiles of these tensors: as configured, if shared memory suffices."""

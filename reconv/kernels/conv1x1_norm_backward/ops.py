@@ -29,7 +29,7 @@ from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.conv1x1_norm_backward import triton as device
 from reconv.kernels.conv1x1_statistics import ops as conv1x1
 from reconv.kernels.conv_output import ConvOutput, DeferredGradient
-from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.jit.launch import launch
 from reconv.kernels.partial_sums.ops import add_partials
 
 
@@ -236,13 +236,8 @@ def gradients_in_blocks(
 def _reduction(
     rows: ChannelRows, config: BackwardTile, on: torch.device
 ) -> tuple[tuple[int, int, int], Tensor, Tensor]:
-    """The launch grid (1, splits of the rows with nearly equal numbers of tiles, groups), and memory for the sums of
-    the input's norm and for partial sums."""
-    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
-    tiles = -(-max(rows.group_rows, last) // config.rows)
-    wanted = max(1, config.programs_per_sm * rows.num_sms // rows.num_groups)
-    tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
-    grid = 1, -(-tiles // tiles_each), rows.num_groups
+    """The launch grid, and memory for the sums of the input's norm and for partial sums."""
+    grid = rows.tile_grid(config.rows, config.programs_per_sm)
     sums = torch.empty(2, rows.num_groups, rows.channels, dtype=torch.float32, device=on)
     return grid, sums, torch.empty(grid[1] * grid[2] * 2 * rows.channels, dtype=torch.float32, device=on)
 

@@ -18,7 +18,7 @@ from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.conv1x1_statistics import triton as device
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE, MAX_ELEMENTS
-from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.jit.launch import launch
 
 _MIN_TILE = 16  # of tensor cores
 _WIDE, _NARROW = 128, 64  # outputs of a tile
@@ -135,7 +135,7 @@ def conv_output(
     With `before`, a norm of x, it is the convolution of relu(norm(x)); then a tile must have all inputs.
     """
     rows, (samples, _, height, width), outputs = channel_rows(x, groups), x.shape, len(filters)
-    grid = _grid(rows, outputs, config)
+    grid = rows.tile_grid(config.rows, config.programs_per_sm, -(-outputs // config.outputs))
     y = torch.empty(samples, height, width, outputs, dtype=x.dtype, device=x.device)
     stats = torch.empty(rows.num_groups, 3, outputs, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * grid[1] * 2 * outputs, dtype=torch.float32, device=x.device)
@@ -149,16 +149,6 @@ def conv_output(
         assert before is None
         launch(device.conv_many_inputs, grid, x, filters, *written, *counts, **_constants(rows, config))
     return y.permute(0, 3, 1, 2), stats
-
-
-def _grid(rows: ChannelRows, outputs: int, config: ConvTile) -> tuple[int, int, int]:
-    """Blocks of outputs, splits of the rows with nearly equal numbers of tiles, groups."""
-    num_blocks = -(-outputs // config.outputs)
-    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
-    tiles = -(-max(rows.group_rows, last) // config.rows)
-    wanted = max(1, config.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
-    tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
-    return num_blocks, -(-tiles // tiles_each), rows.num_groups
 
 
 def _constants(rows: ChannelRows, config: ConvTile) -> dict[str, int]:

@@ -32,7 +32,7 @@ from reconv.kernels.channels_last import ROWS_PER_THREAD, ChannelRows, channel_r
 from reconv.kernels.conv1x1_statistics import ops as conv1x1
 from reconv.kernels.conv_output import ConvOutput, DeferredGradient
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
-from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.jit.launch import launch
 from reconv.kernels.sum_conv1x1 import triton as device
 
 MAX_OUTPUTS = 256  # of the convolution: with 512 separate kernels are as fast on an H200, its tiles are read so often
@@ -201,7 +201,7 @@ def sum_conv(
     """y = relu(norm(x) + other), its ReLU mask, the convolution of y, and the statistics of that for a norm."""
     x, outputs, device_of = operand.x, len(filters), operand.x.device
     samples, _, height, width = x.shape
-    grid, tiles = _forward_grid(rows, config)
+    grid, tiles = rows.tile_grid(config.rows, config.programs_per_sm), -(-rows.largest_group // config.rows)
     y = torch.empty_like(x)
     bits = torch.empty(rows.num_groups * tiles * config.lanes * rows.channels, dtype=torch.uint8, device=device_of)
     out = torch.empty(samples, height, width, outputs, dtype=x.dtype, device=device_of)
@@ -217,15 +217,6 @@ def sum_conv(
         STAGES=config.stages, num_warps=config.warps,
     )  # fmt: skip
     return y, bits, out.permute(0, 3, 1, 2), stats
-
-
-def _forward_grid(rows: ChannelRows, config: SumForwardTile) -> tuple[tuple[int, int, int], int]:
-    """The launch grid: splits of the rows with nearly equal numbers of tiles; and tiles of the largest group."""
-    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
-    tiles = -(-max(rows.group_rows, last) // config.rows)
-    wanted = max(1, config.programs_per_sm * rows.num_sms // rows.num_groups)
-    tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
-    return (1, -(-tiles // tiles_each), rows.num_groups), tiles
 
 
 def _input_gradients(
@@ -295,8 +286,7 @@ def gradient_sums(
     mask_rows = ROWS_PER_THREAD * mask_lanes
     if config.rows > mask_rows:
         raise ValueError(f"tiles of {config.rows} rows and a ReLU mask of {mask_rows}")
-    largest = max(rows.group_rows, rows.num_rows - (rows.num_groups - 1) * rows.group_rows)
-    grid = _grid(rows, config)
+    grid = rows.tile_grid(config.rows, config.programs_per_sm, -(-rows.channels // config.block))
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=dy.device)
     partials = torch.empty(grid[1] * grid[2] * 3 * rows.channels, dtype=torch.float32, device=dy.device)
     x, stats = (operand if other is None else other).tensors()[:2]
@@ -304,7 +294,7 @@ def gradient_sums(
     launch(
         device.gradient_sums, grid,
         dy, filters.contiguous(), gradient2, *operand.tensors()[:2], x, stats, bits, dz, sums, partials,
-        counters(grid[0] * grid[2], dy.device), *row_counts(rows), -(-largest // mask_rows),
+        counters(grid[0] * grid[2], dy.device), *row_counts(rows), -(-rows.largest_group // mask_rows),
         len(filters) // 8,
         RESIDUAL=_ADD if other is None else _ADD_NORM, ROWS=config.rows, BLOCK=config.block,
         OUT=_padded(len(filters)), LANES=_LANES, MASK_LANES=mask_lanes, num_warps=config.warps,
@@ -316,13 +306,3 @@ def gradient_sums(
 def _padded(outputs: int) -> int:
     """The outputs of a tile: a power of two, as tensor cores need."""
     return max(_MIN_TILE, 1 << (outputs - 1).bit_length())
-
-
-def _grid(rows: ChannelRows, config: SumConvTile) -> tuple[int, int, int]:
-    """Blocks of channels, splits of the rows with nearly equal numbers of tiles, groups."""
-    num_blocks = -(-rows.channels // config.block)
-    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
-    tiles = -(-max(rows.group_rows, last) // config.rows)
-    wanted = max(1, config.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
-    tiles_each = -(-tiles // min(wanted, tiles))
-    return num_blocks, min(-(-tiles // tiles_each), MAX_GRID_YZ), rows.num_groups
