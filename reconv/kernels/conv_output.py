@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,8 +25,15 @@ class DeferredGradient:
     slope_sums: Tensor | None = None  # of dz * xhat
 
     def set(self, norm: NormInput, sums: Tensor, slope_sums: Tensor) -> None:
-        """Leave the gradient to the convolution."""
-        self.norm, self.sums, self.slope_sums = norm, sums, slope_sums
+        """Leave the gradient to the convolution.
+
+        What it will read is copied: once the norm's backward pass returns, hooks may change its parameters and their
+        gradients, which share memory with the sums. The tensor is detached, since it leads to the node of the
+        convolution, which holds this object: a gradient that is never taken must not keep the graph alive.
+        """
+        read = sums[None], slope_sums[None], norm.weight.detach().expand_as(sums)[None]
+        self.sums, self.slope_sums, weight = torch.cat(read).unbind()
+        self.norm = replace(norm, x=norm.x.detach(), weight=weight[0])
 
     def take(self) -> tuple[NormInput, Tensor, Tensor] | None:
         """What was set, once; None if the convolution gets an ordinary gradient."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from reconv.batch import Batch
 from reconv.kernels.batch_norm.ops import NormInput
 from reconv.kernels.conv1x1_norm_backward import ops as backward
 from reconv.kernels.fuse import fuse
+from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, norm_act_conv_output
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.fused_modules.fused_sums import DualUse
+from reconv.kernels.stem_max_pool import ops as stem_max_pool
 from reconv.kernels.sum_conv1x1 import ops
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import checkpointed_forward
@@ -208,6 +212,79 @@ def test_hooks_see_what_they_see_without_it(name, num_fused, calls, monkeypatch)
     monkeypatch.setattr(ops, "MAX_OUTPUTS", 0)
     forward_loss(model, layers)
     assert seen == now * 2 and set(seen) <= {Tensor, DualUse}
+
+
+@pytest.mark.parametrize("name, num_deferred", [("layer1.0.conv3", 2), ("layer1.0.downsample.0", 2)])
+def test_a_hook_of_a_convolution_sees_its_own_gradient(name, num_deferred, deferred, monkeypatch) -> None:
+    seen: list[Tensor] = []
+    model = network()
+    separate = copy.deepcopy(model)
+    for each in (model, separate):
+        each.get_submodule(name).register_full_backward_hook(lambda *args: seen.append(args[2][0].float()))
+    forward_loss(model, LayerState(model)).backward()
+    assert len(deferred) == num_deferred
+    monkeypatch.setattr(ops, "MAX_OUTPUTS", 0)
+    forward_loss(separate, LayerState(separate)).backward()
+    torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["layer1.0.bn3.bias", "layer1.0.bn3.weight", "layer1.0.downsample.1.bias"])
+def test_what_the_hook_of_a_gradient_changes_in_place_reaches_no_other_gradient(name) -> None:
+    found = []
+    for factor in (1, 0):
+        model = network()
+
+        def change(parameter: nn.Parameter, factor: int = factor) -> None:
+            with torch.no_grad():
+                parameter.grad.mul_(factor)
+                parameter.mul_(2 - factor)  # as an optimizer that steps within the backward pass
+
+        model.get_parameter(name).register_post_accumulate_grad_hook(change)
+        forward_loss(model, LayerState(model)).backward()
+        found.append([model.get_parameter(f"layer1.0.{conv}.weight").grad for conv in ("conv3", "downsample.0")])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_gradient_that_is_never_taken_does_not_keep_the_graph(monkeypatch) -> None:
+    class Canary:
+        pass
+
+    alive: list[weakref.ref[Canary]] = []
+    node = stem_max_pool._StemConvNormReluMaxPool
+    forward = node.forward
+
+    def watched(ctx: Any, *args: Any) -> Any:
+        ctx.canary = Canary()
+        alive.append(weakref.ref(ctx.canary))
+        return forward(ctx, *args)
+
+    monkeypatch.setattr(node, "forward", staticmethod(watched))
+    model = network()
+    gc.collect()
+    gc.disable()
+    try:
+        loss = forward_loss(model, LayerState(model))
+        torch.autograd.grad(loss, model.get_parameter("layer1.0.bn3.weight"))
+        del loss
+        assert alive[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_batch_of_other_groups_is_computed_by_separate_kernels(deferred) -> None:
+    model = network()
+    bn2, bn3 = (model.get_submodule(f"layer1.0.{name}") for name in ("bn2", "bn3"))
+    conv, act = model.get_submodule("layer1.0.conv3"), nn.ReLU()
+    LayerState(model).set_micro_batch(Batch({}, torch.arange(NUM_IMAGES), (NUM_IMAGES,)), step=0)
+    x = torch.randn(NUM_IMAGES, 16, 4, 4).half().contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.float16):
+        assert norm_act_conv_output(bn2, x, act, conv, bn3).deferred is not None
+        assert norm_act_conv_output(bn2, x, nn.ReLU6(), conv, bn3).deferred is not None  # of the convolution alone
+        assert conv_output(conv, bn3, x.repeat(2, 1, 1, 1)).deferred is None, "more rows than the groups have"
+        bn3.groups = (1, 1)
+        found = norm_act_conv_output(bn2, x, act, conv, bn3)
+    found.y.sum().backward()
+    assert deferred == []
 
 
 def test_a_global_hook_turns_it_off(calls) -> None:
