@@ -21,23 +21,28 @@ from reconv.batch import Batch
 from reconv.kernels.dispatch import conv_output_dtype
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
+from reconv.models.architecture import ReconvModel
 from reconv.models.layers.batch_norm import LayerState
 
 _NUM_IMAGES = 2  # does not affect which variants are launched
 
 
 def trace_kernels(
-    model: nn.Module, image: Sequence[int], dtype: torch.dtype, autocast: AbstractContextManager[None]
+    model: nn.Module,
+    image: Sequence[int],
+    dtype: torch.dtype,
+    autocast: AbstractContextManager[None],
+    by_stages: bool = False,
 ) -> list[KernelVariant]:
     """The kernel variants that a training pass over images [channels, height, width] launches, in order of first
-    launch."""
+    launch. With activation checkpointing the stages of the model are called one by one, `by_stages`."""
     copied = _meta_copy(model).train()
     positions = torch.empty(_NUM_IMAGES, dtype=torch.int64, device="meta")
     LayerState(copied).set_micro_batch(Batch({}, positions, (_NUM_IMAGES,)), step=0)
     images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
     with trace_launches() as traced, _MetaOps():
         with autocast:
-            ends = _with_losses(copied(images))
+            ends = _with_losses(_by_stages(copied, images) if by_stages else copied(images))
         outputs = tuple(y for y in _tensors(ends) if y.requires_grad)
         gradients = tuple(torch.empty_like(y) for y in outputs)
         trained = tuple(p for p in copied.parameters() if p.requires_grad)
@@ -46,6 +51,14 @@ def trace_kernels(
             outputs, gradients, False, False, trained, allow_unreachable=True, accumulate_grad=False
         )
     return list(traced)
+
+
+def _by_stages(model: nn.Module, x: Any) -> Any:
+    """The output of the model's stages, called one after another."""
+    assert isinstance(model, ReconvModel)
+    for _name, stage in model.stages():
+        x = stage(x)
+    return x
 
 
 def _with_losses(output: Any) -> Any:

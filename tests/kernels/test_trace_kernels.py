@@ -189,6 +189,17 @@ def test_a_launch_waits_for_its_kernel_and_warns_once_of_a_failed_compilation() 
     assert other.launches == 1 and len(warnings) == 1
 
 
+def test_stages_that_are_called_one_by_one_launch_other_kernels() -> None:
+    """As with activation checkpointing: no sum passes from one stage to the next."""
+    model = build_model("resnet14", num_classes=4, depths=[2]).to(memory_format=torch.channels_last)
+    fuse(model)
+    given = (3, 64, 64), torch.bfloat16, nullcontext()
+    whole, by_stages = (
+        {variant.kernel.__name__ for variant in trace_kernels(model, *given, by_stages=flag)} for flag in (False, True)
+    )
+    assert "sum_conv" in whole - by_stages and "conv_many_inputs" in by_stages - whole
+
+
 TRACING = """
 import sys
 from contextlib import nullcontext

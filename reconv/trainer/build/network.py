@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,22 +237,26 @@ def compile_ahead(
     preprocess: TrainPreprocess,
     recipe: Recipe,
     device: Device,
-    image_size: int,
+    image_sizes: Sequence[int],
     warn: Callable[[str], None],
 ) -> None:
-    """Start compiling the fused kernels of a training step in the background."""
+    """Start compiling the fused kernels of a training step in the background.
+
+    `image_sizes` are those of the run, in order: kernels of the preprocessing depend on them, those of the network not.
+    """
     uses_kernels = network.has_kernels or uses_fused_kernels(recipe, device)  # the latter: those of the preprocessing
     if not (uses_kernels and network.channels_last):
         compiler.stop_compiler()
         return
     from reconv.kernels.jit import compile_ahead as warm
 
-    image = (recipe.data.preprocess.channels, image_size, image_size)
-    policy = network.precision
+    images = [(recipe.data.preprocess.channels, size, size) for size in image_sizes]
+    policy, by_stages = network.precision, network.recomputed is not None
     try:
         with trace_launches() as noted:
-            preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
-        variants = trace_kernels(network.model, image, policy.input_dtype, policy.autocast())
+            for image in images:
+                preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
+        variants = trace_kernels(network.model, images[0], policy.input_dtype, policy.autocast(), by_stages)
         warm.compile_ahead([*noted, *variants], device.torch, warn)
     except Exception as error:  # it costs time alone
         warn(f"kernels could not be compiled ahead and are compiled during the first step: {error!r}")

@@ -147,7 +147,7 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
         network.precision.cast_weights_once(network.model)
     preprocess = build_train_preprocess(network, recipe, plan.num_classes, device)
     with run.phases.during(Phase.KERNELS):
-        compile_ahead(network, preprocess, recipe, device, plan.size_at(0), logger.warning)
+        compile_ahead(network, preprocess, recipe, device, [size for _, size in plan.sizes], logger.warning)
     class_weights = training_class_weights(recipe, run.datasets.train)
     if class_weights is not None:
         text = describe_class_weights(class_weights, run.datasets.train.class_names)
