@@ -73,7 +73,11 @@ class Case:
     def fused(self, config: BackwardTile | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """By the fused kernel."""
         behind = self.behind, self.sums[0], self.sums[1]
-        return ops.gradients(self.dz, behind, self.before or self.x, self.filters, self.x_rows, self.used, config)
+        dx, dfilters, sums = ops.gradients(
+            self.dz, behind, self.before or self.x, self.filters, self.x_rows, self.used, config
+        )
+        assert dfilters is not None
+        return dx, dfilters, sums
 
 
 def make_case(outputs: int, inputs: int, side: int, has_norm: bool, batch: int) -> Case:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pytest
+from triton import language as tl
 from triton.runtime import interpreter
 
 _called: set[interpreter.InterpretedFunction] = set()
@@ -26,3 +29,17 @@ interpreter.InterpretedFunction.__call__ = _call
 # Every integer operation is computed again in int64 for an assertion that is checked in debug mode only.
 _builder = interpreter.interpreter_builder
 _builder.options = replace(_builder.options, sanitize_overflow=False)
+
+
+@pytest.fixture
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter multiply bfloat16: it would multiply their bits as integers."""
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def as_float32(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        if a.dtype == tl.bfloat16:
+            floats = ((v.data.astype(np.uint32) << 16).view(np.float32) for v in (a, b))
+            a, b = (interpreter.TensorHandle(value, tl.float32) for value in floats)
+        return create_dot(self, a, b, *others)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", as_float32)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import as_float64, assert_near, draw, norm_as_float64, parameters, plain
+from kernel_cases import as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import Tensor
 
 from reconv.kernels.batch_norm.ops import NormInput, statistics
@@ -23,6 +23,7 @@ from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.sum_conv1x1.ops import batch_norm_add_relu_conv1x1
 
 DTYPE, TOLERANCE = torch.float16, 4e-3
+HALF = {DTYPE: TOLERANCE, torch.bfloat16: 3e-2}
 OUTPUTS, INPUTS = 64, 16  # fewer than in use: the interpreter is slow
 CASES = [((2, 4, 4), (2,)), ((5, 7, 6), (2, 3)), ((3, 9, 5), (1, 1, 1))]  # images, height, width; groups
 
@@ -47,18 +48,18 @@ def per_sample(values: Tensor, groups: tuple[int, ...]) -> Tensor:
     return values.double().repeat_interleave(torch.tensor(groups), 0)[:, :, None, None]
 
 
-@pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.parametrize("sides, groups", CASES, ids=str)
-def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
-    num_images, height, width = sides
-    dz, y = (draw((num_images, OUTPUTS, height, width), DTYPE, seed).detach() for seed in (0, 1))
-    x = draw((num_images, INPUTS, height, width), DTYPE, 2).detach()
-    filters = draw((OUTPUTS, INPUTS, 1, 1), DTYPE, 3).detach().contiguous()
+@pytest.mark.usefixtures("bfloat16_products")
+@pytest.mark.parametrize("case, has_norm, dtype", pairwise(CASES, [True, False], list(HALF)), ids=str)
+def test_gradients_equal_their_formulas(case, has_norm, dtype) -> None:
+    (num_images, height, width), groups = case
+    dz, y = (draw((num_images, OUTPUTS, height, width), dtype, seed).detach() for seed in (0, 1))
+    x = draw((num_images, INPUTS, height, width), dtype, 2).detach()
+    filters = draw((OUTPUTS, INPUTS, 1, 1), dtype, 3).detach().contiguous()
     behind, before = given_norm(y, len(groups), 4), given_norm(x, len(groups), 5)
     scale = per_sample(before.stats[:, 2], groups) * before.weight.double()[:, None, None]
     z = (x.double() - per_sample(before.stats[:, 0], groups)) * scale + before.bias.double()[:, None, None]
     sums, slope_sums = 10 * torch.randn(2, len(groups), OUTPUTS, generator=torch.Generator().manual_seed(6))
-    used = F.relu(z).to(DTYPE) if has_norm else x
+    used = F.relu(z).to(dtype) if has_norm else x
     found, dfilters, found_sums = gradients(
         dz, (behind, sums, slope_sums), before if has_norm else x, filters, channel_rows(x, groups), used
     )
@@ -67,17 +68,17 @@ def test_gradients_equal_their_formulas(sides, groups, has_norm) -> None:
     mean, _, rstd = (per_sample(part, groups) for part in behind.stats.unbind(1))
     xhat = (y.double() - mean) * rstd
     inner = dz.double() - per_sample(sums / count, groups) - xhat * per_sample(slope_sums / count, groups)
-    dy = (rstd * behind.weight.double()[:, None, None] * inner).to(DTYPE).double()
-    expected = F.conv_transpose2d(dy, filters.double()).to(DTYPE).double()
+    dy = (rstd * behind.weight.double()[:, None, None] * inner).to(dtype).double()
+    expected = F.conv_transpose2d(dy, filters.double()).to(dtype).double()
     if has_norm:
         expected *= z > 0
         x_hat = (x.double() - per_sample(before.stats[:, 0], groups)) * per_sample(before.stats[:, 2], groups)
         for number, value in enumerate((expected, expected * x_hat)):
             of_groups = [part.sum((0, 2, 3)) for part in value.split(groups)]
-            assert_near(found_sums[number], torch.stack(of_groups), TOLERANCE)
+            assert_near(found_sums[number], torch.stack(of_groups), HALF[dtype])
     assert found.is_contiguous(memory_format=torch.channels_last)
-    assert_near(found, expected, TOLERANCE)
-    assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used.double()), TOLERANCE)
+    assert_near(found, expected, HALF[dtype])
+    assert_near(dfilters.flatten(1), torch.einsum("nohw,nihw->oi", dy, used.double()), HALF[dtype])
 
 
 @pytest.mark.parametrize("sides, groups", CASES, ids=str)
@@ -134,3 +135,27 @@ def test_a_deferred_gradient_is_that_of_separate_kernels(
     for value, exact in zip(found, expected, strict=True):
         assert value.dtype == exact.dtype
         assert_near(value, exact.double(), TOLERANCE)
+
+
+def test_filters_that_need_no_gradient_get_none(monkeypatch) -> None:
+    wanted = []
+    conv_gradients = ops._conv_gradients
+    monkeypatch.setattr(ops, "_conv_gradients", lambda *args: wanted.append(args[-1]) or conv_gradients(*args))
+    x, norm, next_norm = draw((2, INPUTS, 4, 4), DTYPE, 0), parameters(INPUTS, 1), parameters(OUTPUTS, 2)
+    filters = draw((OUTPUTS, INPUTS, 1, 1), DTYPE, 3).detach()
+    found, _ = norm_relu_conv1x1_before_norm(x, norm, filters, next_norm, (2,))
+    found.y.sum().backward()
+    conv1x1_before_norm(x, filters, next_norm, (2,)).y.sum().backward()
+    assert [tuple(flags) for flags in wanted] == [(True, False), (True, False)] and x.grad is not None
+
+
+def test_what_is_not_supported() -> None:
+    filters = torch.empty(OUTPUTS, INPUTS, 1, 1)
+
+    def images(num: int, dtype: torch.dtype = DTYPE) -> Tensor:
+        return torch.empty(num, INPUTS, 8, 8, dtype=dtype, device="meta")
+
+    assert ops.supports(images(2), filters, True) and ops.supports(images(2), filters, False)
+    assert not ops.supports(images(2**19), filters, True), "the output has more than 2**31 values"
+    assert not ops.supports(images(2, torch.float32), filters, True)
+    assert not ops.supports(images(2), torch.empty(2 * OUTPUTS, INPUTS, 1, 1), True)

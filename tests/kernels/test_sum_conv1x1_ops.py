@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
-from triton import language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act, statistics
 from reconv.kernels.channels_last import channel_rows
@@ -26,19 +23,7 @@ SHAPES = [
 ]
 CONFIGS = [None, SumConvTile(128, 64, 4, 2, 2), SumConvTile(64, 256, 8, 2, 1)]
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-@pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Triton's interpreter multiply bfloat16: it would multiply their bits as integers."""
-    create_dot = InterpreterBuilder.create_dot
-
-    def as_float32(self, a, b, *others):  # type: ignore[no-untyped-def]
-        if a.dtype == tl.bfloat16:
-            a, b = (TensorHandle((v.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for v in (a, b))
-        return create_dot(self, a, b, *others)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", as_float32)
+pytestmark = pytest.mark.usefixtures("bfloat16_products")
 
 
 def inputs(shape, outputs, dtype, has_norm):  # type: ignore[no-untyped-def]

@@ -42,7 +42,7 @@ class BackwardTile:
     stages: int
     programs_per_sm: int
     registers: int | None = None  # limit per thread
-    block: int | None = None  # None: all of them, and the gradient of the norm's input is not written
+    block: int | None = None  # None: all of them, and the gradient of the convolution's output is never written
 
 
 # By outputs and inputs of the convolution, and whether there is a norm before it.
@@ -118,10 +118,11 @@ class _NormReluConv1x1(Function):
         found = ctx.deferred.take()
         if found is None:
             used = write_output(operand, None, None, rows, "relu") if used is None else used
-            given, dfilters = _conv_gradients(dy, used, filters)
+            given, dfilters = _conv_gradients(dy, used, filters, (True, ctx.needs_input_grad[3]))
             sums = gradient_sums(given, None, operand, None, None, None, rows, "relu")
             dx, _other = input_gradients(given, operand, None, sums, rows, "relu")
         else:
+            used = used if ctx.needs_input_grad[3] else None
             given, dfilters, sums = gradients(dy, found, operand, filters, rows, used)
             dx, _other = input_gradients(given, operand, None, sums, rows, "none")
         dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
@@ -148,15 +149,16 @@ class _Conv1x1(Function):
         dy = dy.contiguous(memory_format=torch.channels_last)
         found = ctx.deferred.take()
         if found is None:
-            dx, dfilters = _conv_gradients(dy, x, filters)
+            dx, dfilters = _conv_gradients(dy, x, filters, ctx.needs_input_grad[:2])
         else:
             dx, dfilters, _sums = gradients(dy, found, x, filters, ctx.rows)
         return dx, dfilters, None, None, None
 
 
-def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, None] = torch.ops.aten.convolution_backward(
-        dy, x, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the convolution's input and filters, as far as they are wanted."""
+    found: tuple[Tensor, Tensor | None, None] = torch.ops.aten.convolution_backward(
+        dy, x, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False]
     )
     return found[:2]
 
@@ -169,22 +171,19 @@ def gradients(
     rows: ChannelRows,
     used: Tensor | None = None,
     config: BackwardTile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The gradients of the convolution's input, before the ReLU if it has a norm, and of the filters; and the sums of
     dz and dz * xhat [2, groups, channels] of the input's norm, if it has one.
 
     `dz` is the gradient of the output of the norm behind the convolution, `behind` that norm, with the sums of dz and
-    dz * xhat. `used` is the convolution's input, relu(norm(x)), where it was written.
+    dz * xhat. `used` is the convolution's input, relu(norm(x)), where it was written and filters need a gradient.
     """
     config = config or CONFIGS[*filters.shape[:2], isinstance(x, NormInput)]
     if config.block is None:
         return gradients_of_all(dz, behind, x, filters, rows, config)
-    assert isinstance(x, NormInput) and used is not None, "an input without a norm is not supported"
+    assert isinstance(x, NormInput), "an input without a norm is not supported"
     dx, dy, sums = gradients_in_blocks(dz, behind, x, filters, rows, config)
-    found: tuple[None, Tensor, None] = torch.ops.aten.convolution_backward(
-        dy, used, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
-    )
-    return dx, found[1], sums
+    return dx, None if used is None else _conv_gradients(dy, used, filters, (False, True))[1], sums
 
 
 def gradients_of_all(
