@@ -34,8 +34,10 @@ if os.access(_MEMORY_DISK, os.W_OK) and shutil.disk_usage(_MEMORY_DISK).free > _
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY_DISK)
 
 # Kernels run in Triton's interpreter, which is chosen before Triton is imported, maybe by a conftest.py below this one.
-# The GPU tests compile them.
-if "gpu" not in sys.argv:
+# The GPU tests compile them; a worker of pytest-xdist knows of them by the environment, not by its arguments.
+if "gpu" in sys.argv:
+    os.environ["RECONV_GPU_TESTS"] = "1"
+if "RECONV_GPU_TESTS" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
