@@ -41,11 +41,12 @@ train: $(BASE)
 # malloc keeps what was freed: otherwise each larger tensor is new memory, which the kernel has to map and to clear.
 MALLOC := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=536870912
 
-# One torch thread per worker: xdist already uses every core.
+# One torch thread per worker: xdist already uses every core. One worker more than cores: tests wait for processes and
+# disks a third of their time.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
 	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled libraries are left out.")
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(MALLOC) $(BIN)/python -m pytest -n $(CORES) --dist worksteal \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(MALLOC) $(BIN)/python -m pytest -n $$(($(CORES) + 1)) --dist worksteal \
 		--ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
