@@ -23,7 +23,7 @@ from reconv.errors import RecipeError, UsageError, one_of
 from reconv.kernels import dispatch as fused
 from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.jit import compile_process as compiler
-from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.jit.launch import KernelVariant, trace_launches
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model, model_spec, supports_zero_gamma
 from reconv.models.activation_checkpoint import (
@@ -240,26 +240,34 @@ def compile_ahead(
     image_sizes: Sequence[int],
     warn: Callable[[str], None],
 ) -> None:
-    """Start compiling the fused kernels of a training step in the background.
-
-    `image_sizes` are those of the run, in order: kernels of the preprocessing depend on them, those of the network not.
-    """
+    """Start compiling the fused kernels of training steps on images of these sizes in the background."""
     uses_kernels = network.has_kernels or uses_fused_kernels(recipe, device)  # the latter: those of the preprocessing
     if not (uses_kernels and network.channels_last):
         compiler.stop_compiler()
         return
     from reconv.kernels.jit import compile_ahead as warm
 
-    images = [(recipe.data.preprocess.channels, size, size) for size in image_sizes]
-    policy, by_stages = network.precision, network.recomputed is not None
     try:
-        with trace_launches() as noted:
-            for image in images:
-                preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
-        variants = trace_kernels(network.model, images[0], policy.input_dtype, policy.autocast(), by_stages)
-        warm.compile_ahead([*noted, *variants], device.torch, warn)
+        variants = training_kernels(network, preprocess, recipe, image_sizes)
+        warm.compile_ahead(variants, device.torch, warn)
     except Exception as error:  # it costs time alone
         warn(f"kernels could not be compiled ahead and are compiled during the first step: {error!r}")
+
+
+def training_kernels(
+    network: Network, preprocess: TrainPreprocess, recipe: Recipe, image_sizes: Sequence[int]
+) -> list[KernelVariant]:
+    """The kernel variants that training steps launch.
+
+    `image_sizes` are those of the run, in order: kernels of the preprocessing depend on them, those of the network not.
+    """
+    images = [(recipe.data.preprocess.channels, size, size) for size in image_sizes]
+    with trace_launches() as preprocessing:
+        for image in images:
+            preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
+    policy, by_stages = network.precision, network.recomputed is not None
+    of_network = trace_kernels(network.model, images[0], policy.input_dtype, policy.autocast(), by_stages)
+    return [*preprocessing, *of_network]
 
 
 def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGroup) -> CudaGraph | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
+from reconv.kernels.fuse import fuse
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
-from reconv.trainer.build.network import build_network, uses_fused_kernels, uses_max_pool_kernels
+from reconv.trainer.build.network import build_network, training_kernels, uses_fused_kernels, uses_max_pool_kernels
 
 
 class Gpu:
@@ -63,6 +66,31 @@ def test_max_pools_alone_have_kernels_without_torch_compile(settings: dict[str, 
     fast = recipe("cifar10-fast", **settings)
     assert uses_max_pool_kernels(fast, Gpu()) is wanted  # type: ignore[arg-type]
     assert not uses_max_pool_kernels(fast, open_device("cpu"))
+
+
+def traced_kernels(sizes: list[int], **settings: str) -> list[tuple[str, dict[str, int]]]:
+    """Names and constants of the kernels that are compiled ahead for a small ResNet."""
+    options = "{depths: [2]}"
+    given = recipe("resnet50", model__name="resnet14", model__options=options, precision__mode="bf16", **settings)
+    network = build_network(given, 4, open_device("cpu"))
+    fuse(network.model.to(memory_format=torch.channels_last))
+    preprocess = TrainPreprocess(given.data.preprocess, given.augment, 4, torch.bfloat16, True, True)
+    found = training_kernels(network, preprocess, given, sizes)
+    return [(variant.kernel.__name__, dict(variant.constants)) for variant in found]
+
+
+def test_kernels_are_compiled_ahead_for_every_image_size() -> None:
+    """Runs of neighboring values that one thread writes depend on the width."""
+    runs = {size: [c["RUN"] for name, c in traced_kernels([size]) if "RUN" in c] for size in (64, 90)}
+    assert runs[64] != runs[90]
+    assert [c["RUN"] for name, c in traced_kernels([64, 90]) if "RUN" in c] == runs[64] + runs[90]
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_kernels_of_checkpointed_stages_are_compiled_ahead(is_recomputed: bool) -> None:
+    settings = {"memory__activation_checkpointing": "all"} if is_recomputed else {}
+    names = {name for name, _ in traced_kernels([64], **settings)}
+    assert ("sum_conv" in names, "conv_many_inputs" in names) == (not is_recomputed, is_recomputed)
 
 
 @pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])
