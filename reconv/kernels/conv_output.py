@@ -1,4 +1,4 @@
-"""A convolution's output on the way to a norm, with what their kernels tell each other. Does not import Triton."""
+"""A convolution's output on its way to a batch norm, and the state their kernels share. Does not import Triton."""
 
 from __future__ import annotations
 

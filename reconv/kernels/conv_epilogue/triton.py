@@ -59,7 +59,7 @@ def store_tile(
 ):  # fmt: skip
     """Store a tile of the output; returns the sums with the tile's values minus `shift` and their squares added.
 
-    `inside` tells which of the rows exist, `is_whole` whether all of them do.
+    `inside` is the mask of rows that exist, `is_whole` whether all of them do.
     """
     rounded = round_pairs(product, y.dtype.element_ty)
     mask = exists[:, None] & inside[None, :]
