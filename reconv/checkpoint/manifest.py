@@ -53,9 +53,12 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files.values())
 
 
-def entry_of(data: bytes | memoryview) -> FileEntry:
-    """The entry of a file with this content."""
-    return FileEntry(hashlib.sha256(data).hexdigest(), len(data))
+def entry_of(*pieces: bytes | memoryview) -> FileEntry:
+    """The entry of a file with this content, given in pieces."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return FileEntry(digest.hexdigest(), sum(len(piece) for piece in pieces))
 
 
 def render(manifest: Manifest) -> bytes:

@@ -1,14 +1,14 @@
-"""The bytes of a safetensors file, in one buffer and with one copy of every tensor.
+"""The bytes of a safetensors file, taken from the memory of the tensors.
 
 The layout is that of the `safetensors` library, which copies every tensor twice, needs contiguous ones, and writes
-metadata in random order. Everything that takes long runs without the GIL, so that a training loop in another thread
-goes on meanwhile.
+metadata in random order.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -30,10 +30,20 @@ _DTYPES = {
     torch.uint64: "U64",
 }
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
+_MIN_PIECE_BYTES = 2**16  # smaller pieces are joined
 
 
-def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> memoryview:
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a safetensors file; equal tensors and metadata give equal bytes."""
+    return b"".join(encode_pieces(tensors, metadata))
+
+
+def encode_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[memoryview]:
+    """The content of a safetensors file in pieces, most of them the memory of a tensor.
+
+    Nothing large is copied, unless a tensor is on a device or not contiguous. So a checkpoint is written at the speed
+    of the disk, and without holding the GIL, which a training loop in another thread needs.
+    """
     names = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
     entries: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     end = 0
@@ -43,16 +53,19 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = N
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    first = 8 + len(text)
-    buffer = torch.empty(first + end, dtype=torch.uint8, device="cpu")  # a bytearray would be filled with zeros first
-    data: memoryview = buffer.numpy().data
-    data[:first] = len(text).to_bytes(8, "little") + text
-    _copy_into(buffer[first:], [tensors[name] for name in names])
+    header = memoryview(len(text).to_bytes(8, "little") + text)
+    return _join_small([header, *(_memory(tensors[name]) for name in names if tensors[name].numel())])
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, in the order of its elements."""
+    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return data
 
 
-def _copy_into(buffer: Tensor, tensors: list[Tensor]) -> None:
-    """Copy tensors of any layout and device, one after the other."""
-    for tensor, part in zip(tensors, buffer.split([tensor.nbytes for tensor in tensors]), strict=True):
-        if tensor.numel():
-            part.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+def _join_small(pieces: Iterable[memoryview]) -> list[memoryview]:
+    joined: list[memoryview] = []
+    for is_small, group in groupby(pieces, lambda piece: piece.nbytes < _MIN_PIECE_BYTES):
+        neighbors = list(group)
+        joined += [memoryview(b"".join(neighbors))] if is_small else neighbors
+    return joined

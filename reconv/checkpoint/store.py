@@ -28,7 +28,7 @@ from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
-from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.safetensors_bytes import encode_pieces
 from reconv.errors import CheckpointError, UnreadableRunError
 from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
@@ -275,28 +275,38 @@ class CheckpointStore:
         headers: Mapping[str, Mapping[str, str]],
     ) -> Manifest:
         self.files.mkdir(folder)
-        entries: dict[str, FileEntry] = {}
-        with ThreadPoolExecutor(1, "reconv-digest") as thread:
-            digests: dict[str, Future[FileEntry]] = {}
-            for part, tensors in parts.items():
-                if not _PART.fullmatch(part):
-                    raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
-                name, data = f"{part}{SUFFIX}", encode(tensors, headers.get(part))
-                if len(data) < manifests.PARALLEL_BYTES:
-                    entries[name] = manifests.entry_of(data)
-                else:
-                    digests[name] = thread.submit(manifests.entry_of, data)
-                write_synced(folder / name, data, self.files)
-            entries |= {name: digest.result() for name, digest in digests.items()}
+        entries = self._write_parts(folder, parts, headers)
         run_id, digest = ("", "") if self.identity is None else (self.identity.run_id, self.identity.recipe_digest)
         owner = {"run_id": run_id, "recipe_digest": digest} if run_id else {}
         text = json.dumps({**state, **owner}, indent=1).encode()
-        write_synced(folder / STATE, text, self.files)
+        write_synced(folder / STATE, [text], self.files)
         entries[STATE] = manifests.entry_of(text)
         manifest = Manifest(step, entries, run_id, digest)
-        write_synced(folder / manifests.NAME, manifests.render(manifest), self.files)
+        write_synced(folder / manifests.NAME, [manifests.render(manifest)], self.files)
         self.files.fsync_dir(folder)
         return manifest
+
+    def _write_parts(
+        self, folder: Path, parts: Parts, headers: Mapping[str, Mapping[str, str]]
+    ) -> dict[str, FileEntry]:
+        """Write a file for each part; large ones are written and hashed in threads, all at the same time."""
+        entries: dict[str, FileEntry] = {}
+        writes: list[Future[None]] = []
+        digests: dict[str, Future[FileEntry]] = {}
+        with ThreadPoolExecutor(2 * max(len(parts), 1), "reconv-checkpoint") as threads:
+            for part, tensors in parts.items():
+                if not _PART.fullmatch(part):
+                    raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
+                name, pieces = f"{part}{SUFFIX}", encode_pieces(tensors, headers.get(part))
+                if sum(map(len, pieces)) < manifests.PARALLEL_BYTES:
+                    entries[name] = manifests.entry_of(*pieces)
+                    write_synced(folder / name, pieces, self.files)
+                else:
+                    writes.append(threads.submit(write_synced, folder / name, pieces, self.files))
+                    digests[name] = threads.submit(manifests.entry_of, *pieces)
+            for write in writes:
+                write.result()
+            return entries | {name: digest.result() for name, digest in digests.items()}
 
     def _publish(self, temporary: Path, final: Path, step: int) -> None:
         if final.exists() and self._is_misplaced(final):

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -119,7 +119,7 @@ def write_atomic(path: Path, content: bytes | memoryview | str, fs: FileSystem |
 
 def _write_renamed(path: Path, data: bytes | memoryview, fs: FileSystem) -> None:
     with _renamed_on_success(path, None, fs) as temporary:
-        write_synced(temporary, data, fs)
+        write_synced(temporary, [data], fs)
 
 
 def remove_temporaries(folder: Path, fs: FileSystem | None = None) -> list[str]:
@@ -147,12 +147,13 @@ def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryI
         os.fsync(file.fileno())
 
 
-def write_synced(path: Path, data: bytes | memoryview, fs: FileSystem) -> None:
-    """Write a file in place and wait until it is on disk."""
+def write_synced(path: Path, pieces: Iterable[bytes | memoryview], fs: FileSystem) -> None:
+    """Write a file in place, from the pieces of its content, and wait until it is on disk."""
     with naming(path), fs.create(path) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[fs.write(file, rest[:_CHUNK_BYTES]) :]
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[fs.write(file, rest[:_CHUNK_BYTES]) :]
         fs.fsync(file)
 
 

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from reconv.checkpoint.safetensors_bytes import _DTYPES, encode
+from reconv.checkpoint.safetensors_bytes import _DTYPES, encode, encode_pieces
 
 
 def example() -> dict[str, Tensor]:
@@ -29,15 +29,15 @@ def test_bytes_are_those_of_the_library() -> None:
 def test_a_tensor_of_any_layout_is_stored_contiguously() -> None:
     plain = torch.randn(2, 3, 4, 5)
     last, view = plain.to(memory_format=torch.channels_last), torch.randn(4, 2)
-    stored = safetensors.torch.load(bytes(encode({"last": last, "view": view.t(), "twice": view.t()})))
+    stored = safetensors.torch.load(encode({"last": last, "view": view.t(), "twice": view.t()}))
     assert torch.equal(stored["last"], plain) and torch.equal(stored["view"], view.t())
     assert torch.equal(stored["twice"], stored["view"])
 
 
 @pytest.mark.parametrize("metadata", [{"b": "2", "a": "\u00fc\n"}, {"a": "\u00fc\n", "b": "2"}])
 def test_metadata_is_sorted_and_read_back(metadata: dict[str, str]) -> None:
-    data = bytes(encode({"w": torch.ones(2)}, metadata))
-    assert data == bytes(encode({"w": torch.ones(2)}, dict(sorted(metadata.items()))))
+    data = encode({"w": torch.ones(2)}, metadata)
+    assert data == encode({"w": torch.ones(2)}, dict(sorted(metadata.items())))
     length = int.from_bytes(data[:8], "little")
     assert list(json.loads(data[8 : 8 + length])["__metadata__"]) == ["a", "b"]
     with open("weights.safetensors", "wb") as file:
@@ -47,4 +47,13 @@ def test_metadata_is_sorted_and_read_back(metadata: dict[str, str]) -> None:
 
 
 def test_no_tensors_are_a_valid_file() -> None:
-    assert safetensors.torch.load(bytes(encode({}))) == {}
+    assert safetensors.torch.load(encode({})) == {}
+
+
+def test_large_tensors_are_not_copied_and_small_ones_are_joined() -> None:
+    large, small = torch.randn(1 << 15), torch.ones(3)
+    tensors = {"a": small, "b": large, "c": small, "d": small.clone()}
+    pieces = encode_pieces(tensors)
+    assert [len(piece) for piece in pieces[1:]] == [large.nbytes, 2 * small.nbytes]
+    large[7] = 5.0
+    assert safetensors.torch.load(b"".join(pieces))["b"][7] == 5.0

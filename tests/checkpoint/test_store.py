@@ -15,7 +15,8 @@ from torch import Tensor
 
 from reconv import __version__
 from reconv.checkpoint import manifest
-from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint, encode
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint
 from reconv.errors import CheckpointError, ExitCode
 from reconv.io import transient
 from reconv.io.atomic import FileSystem

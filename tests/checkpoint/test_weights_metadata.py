@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from reconv.checkpoint.store import encode
+from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import KEY, MAX_BYTES, WeightsMetadata, read_metadata, to_header
 from reconv.errors import CheckpointError, ExitCode
 from reconv.recipe.loader import load

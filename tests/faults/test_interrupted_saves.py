@@ -21,6 +21,7 @@ from failing_file_systems import (
 )
 from torch import Tensor
 
+from reconv.checkpoint.manifest import PARALLEL_BYTES
 from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import ExitCode, ResourceError, UnreadableRunError
 from reconv.io import transient
@@ -220,6 +221,38 @@ def test_an_unreadable_checkpoint_is_not_taken_for_a_damaged_one(
     with pytest.raises(UnreadableRunError, match=r"manifest\.json cannot be read: Input/output error") as error:
         store.newest()
     assert error.value.code == ExitCode.RESOURCES
+
+
+def test_crash_at_every_call_of_a_save_in_threads_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Large parts are written at the same time, so which calls have been made at the crash varies."""
+    numbers = torch.arange(PARALLEL_BYTES // 4, dtype=torch.int32)
+    old, new = ({"model": {"a": numbers + add}, "optimizer": {"b": numbers - add}} for add in (1, 2))
+    store = CheckpointStore(tmp_path)
+    store.save(OLD, old, {})
+    for crash_at in range(1, 100):
+        try:
+            CheckpointStore(tmp_path, CrashingFileSystem(crash_at)).save(NEW, new, {})
+        except Crash:
+            path = store.newest().path
+            assert path is not None
+            expected, found = old if path == store.path(OLD) else new, store.load(path).parts
+            assert {part: list(tensors) for part, tensors in found.items()} == {"model": ["a"], "optimizer": ["b"]}
+            assert all(torch.equal(found[part][name], expected[part][name]) for part in found for name in found[part])
+            store.prune(keep_last=1)
+        else:
+            break
+    assert 10 < crash_at < 99
+    assert store.newest().path == store.path(NEW)
+
+
+def test_a_full_disk_found_by_a_thread_fails_the_save(tmp_path: Path) -> None:
+    large = {part: {"a": torch.zeros(PARALLEL_BYTES, dtype=torch.uint8)} for part in ("model", "optimizer")}
+    save(CheckpointStore(tmp_path), OLD, 1.0)
+    for refuse_at in range(2, 2 + 4 * 2):  # after the folder: create, header, tensor and sync of two files
+        with pytest.raises(ResourceError, match="disk is full"):
+            CheckpointStore(tmp_path, RefusingFileSystem(refuse_at, errno.ENOSPC)).save(NEW, large, {})
+        assert value_in(CheckpointStore(tmp_path)) == 1.0
+        assert os.listdir(tmp_path) == ["step-000000100"]
 
 
 def test_a_full_disk_exits_with_code_6_and_reports_path_and_free_space(tmp_path: Path) -> None:
