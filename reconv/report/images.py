@@ -77,11 +77,15 @@ def _uri(image: Image, columns: int) -> str:
 
 
 def _estimated_png_bytes(image: Image) -> int:
-    """The bytes of differences between neighboring pixels, as PNG stores them, after the fastest compression."""
+    """The bytes of differences between neighboring pixels, as PNG stores them, after the fastest compression.
+
+    Every fourth row stands for four: compressing them all takes as long as the rest of embedding an image.
+    """
     import numpy as np
 
     pixels = np.asarray(image).reshape(image.height, image.width, -1)
-    return len(zlib.compress(np.diff(pixels, axis=1).tobytes(), 1))
+    rows = pixels[::4]
+    return len(zlib.compress(np.diff(rows, axis=1).tobytes(), 1)) * image.height // len(rows)
 
 
 def _encoded(image: Image, file_format: str, **options: int) -> bytes:
