@@ -27,6 +27,14 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from reconv.data.transforms.color import device_color_params, jitter_on_device
+from reconv.data.transforms.mixup import (
+    CUTMIX_BOXES,
+    CUTMIX_OFFSETS,
+    MIXUP_OFFSETS,
+    MIXUP_WEIGHTS,
+    mix_images,
+    mix_params,
+)
 from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
@@ -48,7 +56,7 @@ from reconv.kernels.norm_concat import ops as concat
 from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 from reconv.kernels.norm_max_pool import ops as pool
 from reconv.kernels.norm_squeeze_excite import ops as gated
-from reconv.kernels.normalize_images.ops import normalize_images
+from reconv.kernels.normalize_images.ops import normalize_and_mix, normalize_images
 from reconv.kernels.softmax_topk.ops import softmax_topk
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
@@ -56,7 +64,7 @@ from reconv.kernels.stem_max_pool import ops as stem_pool
 from reconv.kernels.sum_conv1x1 import ops as sum_conv
 from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
-from reconv.recipe.data_fields import ColorJitterConfig
+from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
 
 NORM_SHAPES = (  # channels, side
@@ -377,6 +385,30 @@ def test_normalize_images(layout: torch.memory_format, side: int, dtype: torch.d
     factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
     assert relative_error(normalize_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+
+
+@all_dtypes
+@pytest.mark.parametrize("mixing", ["mixup", "cutmix", "both"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_normalize_and_mix(layout: torch.memory_format, mixing: str, dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8, device="cuda").contiguous(memory_format=layout)
+    flips = torch.rand(64, device="cuda") < 0.5
+    factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
+    augment = AugmentConfig.model_validate(
+        {
+            "combine": "both",
+            **({} if mixing == "cutmix" else {"mixup": {"alpha": 0.2, "partner": "permutation", "mode": "sample"}}),
+            **({} if mixing == "mixup" else {"cutmix": {"mode": "fixed", "lam": 0.6}}),
+        }
+    )
+    drawn = mix_params(augment, 0, 0, np.arange(64), (60, 4), 224)
+    params = {name: torch.from_numpy(values).cuda() for name, values in drawn.items()}
+    flipped = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
+    expected = mix_images(flipped.double() * factor + shift, params, augment)
+    mixup = None if mixing == "cutmix" else (params[MIXUP_OFFSETS], params[MIXUP_WEIGHTS])
+    cutmix = None if mixing == "mixup" else (params[CUTMIX_OFFSETS], params[CUTMIX_BOXES])
+    found = normalize_and_mix(images, flips, factor, shift, mixup, cutmix, dtype)
+    assert relative_error(found, expected) <= TOLERANCES[dtype]
 
 
 @all_dtypes

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from reconv.batch import Batch
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
-from reconv.data.transforms.params import ERASE_BOXES
+from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
@@ -96,19 +96,41 @@ def test_a_batch_with_boxes_is_preprocessed_by_one_kernel() -> None:
     assert torch.equal(quick["boxes"], plain["boxes"])
 
 
-MIXUP = {"mixup": {"alpha": 0.2}}
-MIXED = mix_params(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
+MIXUP = {"mixup": {"alpha": 0.2, "mode": "sample"}}
+CUTMIX = {"cutmix": {"mode": "fixed", "lam": 0.6}}
+BOTH = {**MIXUP, **CUTMIX, "combine": "both"}
+JITTER = {"color_jitter": {"brightness": 0.6, "hue": 0.5, "implementation": "tensorflow"}}
+
+
+def mix_tensors(augment: dict[str, object], groups: tuple[int, ...] = (4,)) -> dict[str, torch.Tensor]:
+    config = AugmentConfig.model_validate(augment)
+    return {name: torch.from_numpy(drawn) for name, drawn in mix_params(config, 1, 0, np.arange(4), groups, 8).items()}
+
+
+@pytest.mark.parametrize("groups", [(4,), (3, 1), (2, 2)])
+@pytest.mark.parametrize("hflip", [0, 0.5])
+@pytest.mark.parametrize("augment", [MIXUP, CUTMIX, BOTH], ids=["mixup", "cutmix", "both"])
+def test_mixed_images_are_preprocessed_by_one_kernel(augment, hflip, groups) -> None:
+    plain, quick, copies = both({"hflip": hflip, **augment}, batch(**mix_tensors(augment, groups)))
+    unmixed, _, _ = both({"hflip": hflip}, batch())
+    assert copies == 0
+    assert quick["images"].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(quick["images"], plain["images"])
+    assert torch.equal(quick["soft_targets"], plain["soft_targets"])
+    is_changed = (quick["images"] != unmixed["images"]).flatten(1).any(1).tolist()
+    assert is_changed == [size > 1 for size in groups for _ in range(size)]
 
 
 @pytest.mark.parametrize(
     "more, augment, given",
     [
         ({}, {"random_erasing": {"probability": 1.0}}, {ERASE_BOXES: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
-        ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
+        ({}, {**MIXUP, **JITTER}, {**mix_tensors(MIXUP), COLOR_JITTER: torch.rand(4, 4)}),
         ({"spec": PreprocessConfig(per_image_standardization=True)}, {}, {}),
         ({"channels_last": False}, {}, {}),
+        ({"channels_last": False}, MIXUP, mix_tensors(MIXUP)),
     ],
-    ids=["erased", "mixed", "standardized", "in planes"],
+    ids=["erased", "jittered and mixed", "standardized", "in planes", "mixed in planes"],
 )
 def test_other_transforms_fall_back_to_tensor_operations(more, augment, given) -> None:
     plain, quick, copies = both({"hflip": 0.5, **augment}, batch(**given), **more)
@@ -124,3 +146,16 @@ def test_tracing_records_the_launch_and_changes_nothing() -> None:
         prepare.trace_kernels((3, 8, 6), torch.uint8)
     assert [variant.kernel.__name__ for variant in noted] == ["normalize"]
     assert torch.equal(prepare(batch(), 0)["images"], before)
+
+
+@pytest.mark.parametrize("augment", [MIXUP, CUTMIX, BOTH], ids=["mixup", "cutmix", "both"])
+def test_the_traced_launch_of_mixed_images_is_the_one_of_a_step(augment: dict[str, object]) -> None:
+    prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(**augment), 4, torch.float32, True, kernels=True)
+    with trace_launches() as noted:
+        prepare.trace_kernels((3, 8, 8), torch.uint8)
+    given = batch(**mix_tensors(augment))
+    on_meta = Batch({name: tensor.to("meta") for name, tensor in given.tensors.items()}, given.positions, (4,))
+    with trace_launches() as launched:
+        prepare(on_meta, 0)
+    assert list(noted) == list(launched)
+    assert [variant.kernel.__name__ for variant in noted] == ["normalize_and_mix"]

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.transforms.color import is_jittered_on_device, jitter_on_device
 from reconv.data.transforms.custom_transforms import device_transforms
-from reconv.data.transforms.mixup import MIX_PARAMS, apply_mix, box_mask
+from reconv.data.transforms.mixup import (
+    CUTMIX_BOXES,
+    CUTMIX_OFFSETS,
+    MIXUP_OFFSETS,
+    MIXUP_WEIGHTS,
+    box_mask,
+    mix_images,
+    mix_params,
+    mix_targets,
+)
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES, FLIPS, effective_augment
 from reconv.kernels.color_jitter import ops as color_jitter
-from reconv.kernels.normalize_images.ops import normalize_images, supports
+from reconv.kernels.normalize_images.ops import normalize_and_mix, normalize_images, supports
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 
@@ -69,7 +79,7 @@ class TrainPreprocess:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         needs_more = (
             self._augment.random_erasing.probability > 0
-            or self._augment.mixes
+            or (self._augment.mixes and is_jittered_on_device(self._augment))
             or preprocess.per_image_standardization
             or self._augment.device_extra
         )
@@ -87,9 +97,8 @@ class TrainPreprocess:
         if self._augment.random_erasing.probability > 0:
             images = images.masked_fill(box_mask(batch[ERASE_BOXES], images.shape[-1]), 0)
         if self._augment.mixes:
-            params = {name: batch[name] for name in MIX_PARAMS}
-            images, soft = apply_mix(images, batch["targets"], params, self._num_classes, self._augment)
-            batch = batch.replace(soft_targets=soft)
+            images = mix_images(images, batch.tensors, self._augment)
+            batch = self._mix_targets(batch)
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
 
     def trace_kernels(self, image: Sequence[int], dtype: torch.dtype) -> None:
@@ -100,9 +109,12 @@ class TrainPreprocess:
             tensors = {"images": images, FLIPS: flips}
             if is_jittered_on_device(self._augment):
                 tensors[COLOR_JITTER] = torch.empty(1, 4, device="meta")
+            if self._augment.mixes:
+                params = mix_params(self._augment, 0, 0, np.arange(1), (1,), image[-1])
+                tensors |= {name: torch.from_numpy(values).to("meta") for name, values in params.items()}
             batch = Batch(tensors, flips, (1,))
             if self._supports(batch):
-                self._fused_transform(batch)
+                self._fused_images(batch)
 
     def _supports(self, batch: Batch) -> bool:
         """Whether the kernels support the images of this batch."""
@@ -110,14 +122,26 @@ class TrainPreprocess:
         return is_supported(batch["images"], self._dtype)
 
     def _fused_transform(self, batch: Batch) -> Batch:
+        images = self._fused_images(batch)
+        batch = _flip_boxes(batch) if self._augment.hflip > 0 else batch
+        return (self._mix_targets(batch) if self._augment.mixes else batch).replace(images=images)
+
+    def _fused_images(self, batch: Batch) -> Tensor:
         images, flips = batch["images"], batch[FLIPS] if self._augment.hflip > 0 else None
         factor, shift = self._normalize.affine(images.device)
         if COLOR_JITTER in batch.tensors:
             params = batch[COLOR_JITTER]
-            images = color_jitter.jitter_and_normalize(images, params, flips, factor, shift, self._dtype)
-        else:
-            images = normalize_images(images, flips, factor, shift, self._dtype)
-        return (batch if flips is None else _flip_boxes(batch)).replace(images=images)
+            return color_jitter.jitter_and_normalize(images, params, flips, factor, shift, self._dtype)
+        if self._augment.mixes:
+            mixup = (batch[MIXUP_OFFSETS], batch[MIXUP_WEIGHTS]) if self._augment.mixup.enabled else None
+            cutmix = (batch[CUTMIX_OFFSETS], batch[CUTMIX_BOXES]) if self._augment.cutmix.enabled else None
+            return normalize_and_mix(images, flips, factor, shift, mixup, cutmix, self._dtype)
+        return normalize_images(images, flips, factor, shift, self._dtype)
+
+    def _mix_targets(self, batch: Batch) -> Batch:
+        size, dtype = batch["images"].shape[-1], self._normalize.dtype
+        soft = mix_targets(batch["targets"], batch.tensors, self._num_classes, self._augment, size, dtype)
+        return batch.replace(soft_targets=soft)
 
 
 def flip_batch(batch: Batch) -> Batch:

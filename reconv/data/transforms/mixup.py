@@ -29,7 +29,6 @@ MIXUP_OFFSETS = "mixup_offsets"  # int64 [n]: row of MixUp's partner minus own r
 MIXUP_WEIGHTS = "mixup_weights"  # float32 [n]: weight of the own image under MixUp; 1: not mixed
 CUTMIX_OFFSETS = "cutmix_offsets"  # int64 [n]: row of CutMix's partner minus own row
 CUTMIX_BOXES = "cutmix_boxes"  # int64 [n, 4]: left, top, right, bottom of what the partner fills; empty: not cut
-MIX_PARAMS = (MIXUP_OFFSETS, MIXUP_WEIGHTS, CUTMIX_OFFSETS, CUTMIX_BOXES)
 
 F32 = npt.NDArray[np.float32]
 _NO_BOX = (0, 0, 0, 0)
@@ -121,24 +120,35 @@ def box_mask(boxes: Tensor, size: int) -> Tensor:
     return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
 
 
-def apply_mix(
-    images: Tensor, targets: Tensor, params: Mapping[str, Tensor], num_classes: int, augment: AugmentConfig
-) -> tuple[Tensor, Tensor]:
-    """Mixed images, and soft targets [n, num_classes] with the exact shares of the pixels."""
-    num_images, size = images.shape[0], images.shape[-1]
-    rows = torch.arange(num_images, device=images.device)
-    hot = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, num_classes)
-    soft = hot.to(images.dtype)
+def mix_images(images: Tensor, params: Mapping[str, Tensor], augment: AugmentConfig) -> Tensor:
+    """Mixed images."""
+    rows = torch.arange(len(images), device=images.device)
     if augment.mixup.enabled:
-        partners = rows + params[MIXUP_OFFSETS]
-        weights = params[MIXUP_WEIGHTS].to(images.dtype)
-        own, share = weights.view(-1, 1, 1, 1), weights.view(-1, 1)
-        images = images * own + images[partners] * (1 - own)
-        soft = soft * share + soft[partners] * (1 - share)
+        own = params[MIXUP_WEIGHTS].to(images.dtype).view(-1, 1, 1, 1)
+        images = images * own + images[rows + params[MIXUP_OFFSETS]] * (1 - own)
     if augment.cutmix.enabled:
-        partners = rows + params[CUTMIX_OFFSETS]
+        is_cut = box_mask(params[CUTMIX_BOXES], images.shape[-1])
+        images = torch.where(is_cut, images[rows + params[CUTMIX_OFFSETS]], images)
+    return images
+
+
+def mix_targets(
+    targets: Tensor,
+    params: Mapping[str, Tensor],
+    num_classes: int,
+    augment: AugmentConfig,
+    size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Soft targets [n, num_classes] with the exact shares of the pixels, of images of this size."""
+    rows = torch.arange(len(targets), device=targets.device)
+    hot = targets if targets.is_floating_point() else torch.nn.functional.one_hot(targets, num_classes)
+    soft = hot.to(dtype)
+    if augment.mixup.enabled:
+        share = params[MIXUP_WEIGHTS].to(dtype).view(-1, 1)
+        soft = soft * share + soft[rows + params[MIXUP_OFFSETS]] * (1 - share)
+    if augment.cutmix.enabled:
         left, top, right, bottom = params[CUTMIX_BOXES].unbind(1)
-        images = torch.where(box_mask(params[CUTMIX_BOXES], size), images[partners], images)
-        share = 1 - ((right - left) * (bottom - top)).to(images.dtype).view(-1, 1) / (size * size)
-        soft = soft * share + soft[partners] * (1 - share)
-    return images, soft
+        share = 1 - ((right - left) * (bottom - top)).to(dtype).view(-1, 1) / (size * size)
+        soft = soft * share + soft[rows + params[CUTMIX_OFFSETS]] * (1 - share)
+    return soft

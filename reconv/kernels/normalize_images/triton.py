@@ -1,9 +1,43 @@
-"""Triton kernel that flips, scales, shifts and casts uint8 images."""
+"""Triton kernels that flip, scale, shift, mix and cast uint8 images."""
 
 import triton
 import triton.language as tl
 
 _COUNTS = ["height", "width", "runs_per_line", "stride_n", "stride_c", "stride_h", "stride_w"]
+
+
+@triton.jit
+def _channels_and_columns(first, RUN: tl.constexpr, CHANNELS: tl.constexpr):
+    """Where the values of runs are that begin at `first` of a line: channels and columns [runs, RUN].
+
+    A run begins in `channel` of `pixel`; its k-th value is k % CHANNELS channels and k // CHANNELS pixels further.
+    """
+    pixel = first // CHANNELS
+    channel = first - pixel * CHANNELS
+    k = tl.arange(0, RUN)[None, :]
+    c = channel[:, None] + k % CHANNELS
+    is_wrapped = c >= CHANNELS
+    return tl.where(is_wrapped, c - CHANNELS, c), pixel[:, None] + (k // CHANNELS + is_wrapped.to(tl.int32))
+
+
+@triton.jit
+def _by_channel(values, c, CHANNELS: tl.constexpr):
+    """values[c]"""
+    chosen = tl.zeros(c.shape, tl.float32)
+    for i in tl.static_range(CHANNELS):
+        chosen = tl.where(c == i, tl.load(values + i), chosen)
+    return chosen
+
+
+@triton.jit
+def _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS: tl.constexpr):
+    """Where the values of an image are in its first line, mirrored if it is flipped."""
+    step, start = stride_w, 0
+    if FLIPS:
+        is_flipped = tl.load(flips + sample) != 0
+        step = tl.where(is_flipped, -stride_w, stride_w)
+        start = tl.where(is_flipped, (width - 1) * stride_w, 0)
+    return (sample * stride_n + start) + (column * step + c * stride_c)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -21,28 +55,81 @@ def normalize(
     first = (number - line * runs_per_line) * RUN
     line *= LINES
 
-    # A run begins in `channel` of `pixel`; its k-th value is k % CHANNELS channels and k // CHANNELS pixels further.
-    pixel = first // CHANNELS
-    channel = first - pixel * CHANNELS
-    k = tl.arange(0, RUN)[None, :]
-    c = channel[:, None] + k % CHANNELS
-    is_wrapped = c >= CHANNELS
-    c = tl.where(is_wrapped, c - CHANNELS, c)
-    h = pixel[:, None] + (k // CHANNELS + is_wrapped.to(tl.int32))
-    scale = tl.zeros([RUNS, RUN], tl.float32)
-    offset = tl.zeros([RUNS, RUN], tl.float32)
-    for i in tl.static_range(CHANNELS):
-        scale = tl.where(c == i, tl.load(factor + i), scale)
-        offset = tl.where(c == i, tl.load(shift + i), offset)
-
-    step, start = stride_w, 0
-    if FLIPS:
-        is_flipped = tl.load(flips + sample) != 0
-        step = tl.where(is_flipped, -stride_w, stride_w)
-        start = tl.where(is_flipped, (width - 1) * stride_w, 0)
-    at = images + (sample * stride_n + start + line * stride_h)[:, None] + (h * step + c * stride_c)
-    at_out = out + ((sample * height + line) * runs_per_line * RUN + first)[:, None] + k
+    c, column = _channels_and_columns(first, RUN, CHANNELS)
+    scale, offset = _by_channel(factor, c, CHANNELS), _by_channel(shift, c, CHANNELS)
+    at = images + _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS)
+    at += (line * stride_h)[:, None]
+    at_out = out + ((sample * height + line) * runs_per_line * RUN + first)[:, None] + tl.arange(0, RUN)[None, :]
     for i in tl.static_range(LINES):
         exists = (line + i < height)[:, None]
         value = tl.load(at + i * stride_h, mask=exists).to(tl.float32) * scale + offset
+        tl.store(at_out + i * runs_per_line * RUN, value.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _mixed(images, at, at_partner, weight, exists, scale, offset, MIXUP: tl.constexpr):
+    """Normalized values of an image, mixed with those of its MixUp partner."""
+    value = tl.load(images + at, mask=exists, other=0).to(tl.float32) * scale + offset
+    if MIXUP:
+        # Not a scalar: Triton's interpreter takes the type of a scalar comparison to be that of its operands.
+        is_mixed = tl.zeros(exists.shape, tl.float32) + weight < 1
+        partner = tl.load(images + at_partner, mask=exists & is_mixed, other=0).to(tl.float32)
+        value = value * weight + (partner * scale + offset) * (1 - weight)
+    return value
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def normalize_and_mix(
+    images, flips, factor, shift, mixup_offsets, mixup_weights, cutmix_offsets, cutmix_boxes, out,
+    height, width, runs_per_line, stride_n, stride_c, stride_h, stride_w,
+    CHANNELS: tl.constexpr, FLIPS: tl.constexpr, MIXUP: tl.constexpr, CUTMIX: tl.constexpr,
+    RUN: tl.constexpr, RUNS: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """As `normalize`, then MixUp with the image `mixup_offsets` further, then CutMix: inside of its box an image is
+    the mixed one `cutmix_offsets` further.
+    """
+    sample = tl.program_id(1)
+    number = tl.program_id(0) * RUNS + tl.arange(0, RUNS)
+    line = number // runs_per_line
+    first = (number - line * runs_per_line) * RUN
+    line *= LINES
+
+    c, column = _channels_and_columns(first, RUN, CHANNELS)
+    scale, offset = _by_channel(factor, c, CHANNELS), _by_channel(shift, c, CHANNELS)
+    at = _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS)
+    at_partner, weight = at, 1.0
+    if MIXUP:
+        partner = sample + tl.load(mixup_offsets + sample).to(tl.int32)
+        weight = tl.load(mixup_weights + sample)
+        at_partner = _offsets(flips, partner, c, column, width, stride_n, stride_c, stride_w, FLIPS)
+    if CUTMIX:
+        other = sample + tl.load(cutmix_offsets + sample).to(tl.int32)
+        at_other = _offsets(flips, other, c, column, width, stride_n, stride_c, stride_w, FLIPS)
+        at_others_partner, others_weight = at_other, 1.0
+        if MIXUP:
+            others_partner = other + tl.load(mixup_offsets + other).to(tl.int32)
+            others_weight = tl.load(mixup_weights + other)
+            at_others_partner = _offsets(
+                flips, others_partner, c, column, width, stride_n, stride_c, stride_w, FLIPS
+            )  # fmt: skip
+        left, top = tl.load(cutmix_boxes + 4 * sample), tl.load(cutmix_boxes + 4 * sample + 1)
+        right, bottom = tl.load(cutmix_boxes + 4 * sample + 2), tl.load(cutmix_boxes + 4 * sample + 3)
+
+    at_out = out + ((sample * height + line) * runs_per_line * RUN + first)[:, None] + tl.arange(0, RUN)[None, :]
+    for i in tl.static_range(LINES):
+        row = line + i
+        further = (row * stride_h)[:, None]
+        exists = (row < height)[:, None]
+        if CUTMIX:
+            is_cut = ((row >= top) & (row < bottom))[:, None] & (column >= left) & (column < right)
+            own = _mixed(
+                images, at + further, at_partner + further, weight, exists & (is_cut == 0), scale, offset, MIXUP
+            )  # fmt: skip
+            others = _mixed(
+                images, at_other + further, at_others_partner + further, others_weight, exists & is_cut,
+                scale, offset, MIXUP,
+            )  # fmt: skip
+            value = tl.where(is_cut, others, own)
+        else:
+            value = _mixed(images, at + further, at_partner + further, weight, exists, scale, offset, MIXUP)
         tl.store(at_out + i * runs_per_line * RUN, value.to(out.dtype.element_ty), mask=exists)
