@@ -35,7 +35,7 @@ class EngineConfig(Section):
     """CUDA: time convolution algorithms for each input size of training and keep the fastest; `auto` does in runs of
     4,000 steps or more, which make up for the seconds that it takes, unless `deterministic`: the next run may choose
     another algorithm."""
-    cudnn_benchmark_limit: Literal["all"] | Positive = 4
+    cudnn_benchmark_limit: Literal["all"] | Positive = 10
     """CUDA: number of algorithms to time per convolution; timing is most of a large network's first step."""
     num_threads: Threads | Literal["auto"] = "auto"
     """Torch threads per process; `auto` uses all cores this process may use."""
