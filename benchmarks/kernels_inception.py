@@ -23,20 +23,16 @@ from torch import Tensor, nn
 
 from benchmarks.kernels import ROTATED_BYTES, gradients, random_tensor, relative_error, time_ms
 from reconv.batch import Batch
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput, NormParams, batch_norm_act
+from reconv.kernels.batch_norm.ops import NormParams, batch_norm_act
 from reconv.kernels.channels_last import LaunchConfig
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused_modules.fused_blocks import FusedGoogLeNet, FusedInception
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
-from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.norm_concat import ops
 from reconv.kernels.norm_concat.ops import Columns, PartNorms, PartRows
-from reconv.kernels.norm_max_pool import ops as stem_pool
 from reconv.kernels.trace_kernels import trace_kernels
-from reconv.kernels.window import PoolWindow
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import LayerState
 
@@ -57,12 +53,8 @@ PASSES = (
     LaunchConfig(), LaunchConfig(8), LaunchConfig(2), LaunchConfig(4, 1, 4), LaunchConfig(4, 1, 8),
     LaunchConfig(4, 2, 4),
 )  # fmt: skip
-STEM_POOLS = ((64, 112), (192, 56))  # channels and side
-STEM_CONFIGS = (LaunchConfig(), LaunchConfig(2), LaunchConfig(8), LaunchConfig(4, 1, 8), LaunchConfig(4, 1, 16))
-POOL_TILES = ((32, 16), (16, 16), (64, 16), (32, 8), (64, 8))  # pixels, of them in a row at most; first the current one
 TRIED = {"statistics": REDUCTIONS, "normalize": PASSES, "gradient_sums": REDUCTIONS, "gradient": PASSES}
 DTYPE = torch.bfloat16
-POOL, STEM_POOL = PoolWindow(3, 1, 1, ceil=True), PoolWindow(3, 2, 0, ceil=True)
 
 
 class SeparateInception(FusedInception):
@@ -247,41 +239,8 @@ def kernel_calls(name: str, is_split: bool, batch: int, on: str, channels: int) 
     }
 
 
-class SavedTensors:
-    """What a pool's forward pass keeps, as autograd's context does."""
-
-    saved_tensors: tuple[Tensor, ...] = ()
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        self.saved_tensors = tensors
-
-
 def ones(*shape: int, on: str) -> Tensor:
     return torch.ones(shape, dtype=DTYPE, device=on).contiguous(memory_format=torch.channels_last)
-
-
-def pool_calls(name: str, batch: int, on: str) -> dict[str, Callable[[], Any]]:
-    """The kernels of a block's max-pool."""
-    channels, side, _ = BLOCKS[name]
-    x, dy, other = (ones(batch, channels, side, side, on=on) for _ in range(3))
-    context = SavedTensors()
-    max_pool._forward_for_backward(context, x, POOL)
-    return {
-        "pool": lambda: max_pool._forward_for_backward(SavedTensors(), x, POOL),
-        "pool gradient": lambda: max_pool._backward(context, dy, other),
-    }
-
-
-def stem_calls(channels: int, side: int, batch: int, on: str) -> dict[str, Callable[[], Any]]:
-    """The kernels of norm, ReLU and max-pool."""
-    x, parameter = ones(batch, channels, side, side, on=on), torch.ones(channels, device=on)
-    operand = NormInput(x, torch.ones(1, 3, channels, device=on), parameter, parameter)
-    sums = torch.ones(3, 1, channels, device=on)
-    y, _, place = stem_pool.write_pooled(operand, (batch,), STEM_POOL)
-    return {
-        "pool": lambda: stem_pool.write_pooled(operand, (batch,), STEM_POOL),
-        "pool gradient": lambda: stem_pool.input_gradient(y, place, operand, sums, (batch,), STEM_POOL),
-    }
 
 
 @contextmanager
@@ -292,47 +251,6 @@ def configured(kernel: str, config: LaunchConfig, configs: dict[str, LaunchConfi
         yield
     finally:
         configs[kernel] = before
-
-
-@contextmanager
-def tiled(tile: tuple[int, int]) -> Iterator[None]:
-    """Max-pools with tiles of this many pixels, and at most so many in a row."""
-    before = max_pool._TILE_PIXELS, max_pool._WIDEST_TILE
-    max_pool._TILE_PIXELS, max_pool._WIDEST_TILE = tile
-    try:
-        yield
-    finally:
-        max_pool._TILE_PIXELS, max_pool._WIDEST_TILE = before
-
-
-def pool_cases(batch: int, on: str) -> Iterator[tuple[str, list[dict[str, Callable[[], Any]]], list[tuple[str, Any]]]]:
-    """Name, calls on rotated inputs, and labelled contexts to try, of each pool."""
-    tiles = [(str(tile), partial(tiled, tile)) for tile in POOL_TILES]
-    for name in SWEPT:
-        yield name, [pool_calls(name, batch, on) for _ in range(3)], tiles
-    configs = [
-        (f"({c.warps}, {c.stages}, {c.programs_per_sm})", partial(configured, "pool", c, norm.CONFIGS))
-        for c in STEM_CONFIGS
-    ]
-    for channels, side in STEM_POOLS:
-        yield f"stem {channels}", [stem_calls(channels, side, batch, on) for _ in range(2)], configs
-
-
-def sweep_pools(batch: int) -> None:
-    """The same for the tiles of the blocks' max-pools (pixels, in a row), and for the configs of the stem's."""
-    for name, sets, tried in pool_cases(batch, "cuda"):
-        for kernel in sets[0]:
-            times: list[tuple[float, str]] = []
-            for label, context in tried:
-                try:
-                    with context():
-                        times.append((time_ms([calls[kernel] for calls in sets]), label))
-                except Exception as error:
-                    print(f"{name} {kernel} {label}: {type(error).__name__} {str(error)[:80]}")
-            best = "  ".join(f"{ms:.4f} {label}" for ms, label in sorted(times)[:3])
-            current = next((ms for ms, label in times if label == tried[0][0]), float("nan"))
-            print(f"{name:8} {kernel:14} {current:8.4f}   {best}", flush=True)
-        torch.cuda.empty_cache()
 
 
 def own_block(name: str, is_split: bool) -> int:
@@ -391,11 +309,6 @@ def compile_all(names: Sequence[str], with_sweep: bool) -> None:
                             for config in configs:
                                 with configured(kernel, config):
                                     calls[kernel]()
-            for _, sets, tried in pool_cases(2, "meta"):
-                for _, context in tried:
-                    with context():
-                        for call in sets[0].values():
-                            call()
         variants |= traced
     compile_ahead(list(variants), torch.device("cuda", torch.cuda.current_device()), print)
     print(f"{len(variants)} kernels to compile", flush=True)
@@ -418,7 +331,6 @@ def main() -> None:
     print(f"after {time.perf_counter() - start:.0f} s", flush=True)
     if given.sweep:
         sweep(given.batch)
-        sweep_pools(given.batch)
         print(f"after {time.perf_counter() - start:.0f} s")
 
 

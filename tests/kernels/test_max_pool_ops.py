@@ -28,6 +28,10 @@ CASES = [
     ((2, 64, 31, 31), PoolWindow(2, 2, 0)),
     ((2, 72, 15, 7), PoolWindow(2, 2, 0)),
     ((1, 8, 11, 9), PoolWindow(2, 3, 1)),
+    ((1, 8, 35, 18), PoolWindow(3, 1, 1)),  # several strips of columns and of lines
+    ((1, 8, 70, 34), PoolWindow(3, 2, 1)),
+    ((1, 8, 6, 7), PoolWindow(3, 1, 0)),
+    ((1, 8, 7, 6), PoolWindow(5, 2, 2)),
 ]
 
 
@@ -80,7 +84,7 @@ def test_nan_is_propagated_and_minus_infinity_is_a_value() -> None:
     assert x.grad is not None and torch.isfinite(x.grad).all()
 
 
-@pytest.mark.parametrize("window", [PoolWindow(2, 2, 0), PoolWindow(3, 2, 1)], ids=str)
+@pytest.mark.parametrize("window", [PoolWindow(2, 2, 0), PoolWindow(3, 2, 1), PoolWindow(3, 1, 1)], ids=str)
 def test_the_gradient_of_a_nan_goes_where_torchs_does(window: PoolWindow) -> None:
     x = draw((2, 8, 7, 7), torch.float16, seed=1).detach().round()
     x[:, 0, 2, 2:4] = torch.nan  # two in a window: the last of them wins

@@ -11,7 +11,7 @@ from torch import Tensor
 from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
 from reconv.kernels.window import STEM_WINDOWS, PoolWindow, same_padding
 
-SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 2, 5), (2,))]
+SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 2, 5), (2,)), ((2, 8, 37, 35), (1, 1))]
 ONE_ROW = ((2, 72, 1, 5), (2,))  # too small for a window without padding
 
 
@@ -58,4 +58,20 @@ def test_ties_in_a_window_go_to_the_first_value(window) -> None:
     y.sum().backward()
     x64, of64 = as_float64(x), norm_as_float64(of)
     plain_pool(F.relu(plain(x64, of64, (1,))[0]), window).sum().backward()
+    assert_near(x.grad, x64.grad, 1e-5)
+
+
+@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
+def test_of_a_channel_with_weight_zero_the_first_value_wins(window) -> None:
+    """All of its normalized values are equal, and the weight's gradient depends on which of them has the gradient."""
+    x, of = draw((2, 8, 7, 6), torch.float32, 1), parameters(8, 2)
+    with torch.no_grad():
+        of.weight[::2], of.bias[::2] = 0.0, 1.0
+    y, _, _ = batch_norm_relu_max_pool(x, of, (2,), window)
+    x64, of64 = as_float64(x), norm_as_float64(of)
+    y64 = plain_pool(F.relu(plain(x64, of64, (2,))[0]), window)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    y64.backward(dy.double())
+    assert_near(of.weight.grad, of64.weight.grad, 1e-5)
     assert_near(x.grad, x64.grad, 1e-5)

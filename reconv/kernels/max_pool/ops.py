@@ -19,6 +19,9 @@ from reconv.kernels.window import PoolWindow
 _BLOCKS = (64, 32)
 _TILE_PIXELS = 32
 _WIDEST_TILE = 16
+_STRIP_COLUMNS = 16
+_STRIP_LINES = 16  # at most
+_WARP_VALUES = 32 * 8  # 8 channels per thread
 
 
 def max_pool(x: Tensor, window: PoolWindow) -> Tensor:
@@ -36,9 +39,9 @@ def max_pool_and_input(x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
 def supports(x: Tensor, window: PoolWindow) -> bool:
     """Whether the numbers of images and tiles fit into a launch grid."""
     images, channels, height, width = x.shape
-    inputs, _, _ = _tiles(images, channels, height, width, window)
-    outputs, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
-    return max(*inputs[1:], *outputs[1:]) <= MAX_GRID_YZ
+    sides = ((height, width), (window.out_side(height), window.out_side(width)))
+    grids = [divide(images, channels, *given)[0] for given in sides for divide in (_tiles, _strips)]
+    return max(size for grid in grids for size in grid[1:]) <= MAX_GRID_YZ
 
 
 def max_pool_inference(x: Tensor, window: PoolWindow) -> Tensor:
@@ -51,11 +54,15 @@ def _forward(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
     images, channels, height, width = x.shape
     sides = (window.out_side(height), window.out_side(width))
     y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    grid, across, known = _tiles(images, channels, *sides, window)
-    known |= _padding_before(x, window) | {"PLACES": int(place is not None)}
-    launch(
-        device.pool, grid, x, y, y if place is None else place, channels // 8, height, width, *sides, across, **known
-    )
+    written = y, y if place is None else place
+    counts, known = (channels // 8, height, width, *sides), {"PLACES": int(place is not None)}
+    known |= {"STRIDE": window.stride, **_padding_before(x, window)}
+    if window.side == 3 and window.stride <= 2:
+        grid, division, tile = _strips(images, channels, *sides)
+        launch(device.pool_lines, grid, x, *written, *counts, *division, **known, **tile)
+    else:
+        grid, division, tile = _tiles(images, channels, *sides)
+        launch(device.pool, grid, x, *written, *counts, *division, KERNEL=window.side, **known, **tile)
     return y
 
 
@@ -101,21 +108,41 @@ def _backward(ctx: Any, dy: Tensor, other: Tensor | None) -> Tensor:
     images, channels, height, width = ctx.shape
     dy = dy.contiguous(memory_format=torch.channels_last)
     dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-    grid, across, known = _tiles(images, channels, height, width, ctx.window)
-    known |= ctx.before | {"TWO_GRADS": int(other is not None)}
     added = dx if other is None else other.contiguous(memory_format=torch.channels_last)
-    launch(device.gradient, grid, dy, place, added, dx, channels // 8, *ctx.sides, across, **known)
+    tensors, counts = (dy, place, added, dx), (channels // 8, *ctx.sides)
+    known = {"TWO_GRADS": int(other is not None), **ctx.before}
+    side, stride = ctx.window.side, ctx.window.stride
+    if (side, stride) == (3, 1):
+        grid, division, tile = _strips(images, channels, height, width)
+        launch(device.gradient_lines, grid, *tensors, *counts, *division, **known, **tile)
+    else:
+        grid, division, tile = _tiles(images, channels, height, width)
+        known |= {"KERNEL": side, "STRIDE": stride, "WINDOWS": -(-side // stride)}
+        launch(device.gradient, grid, *tensors, *counts, *division, **known, **tile)
     return dx
 
 
-def _tiles(
-    images: int, channels: int, height: int, width: int, window: PoolWindow
-) -> tuple[tuple[int, int, int], int, dict[str, int]]:
-    """The launch grid for images of these sizes, the tiles along a row, and the constants."""
-    block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
+Division = tuple[tuple[int, int, int], tuple[int, ...], dict[str, int]]  # launch grid, counts and constants
+
+
+def _tiles(images: int, channels: int, height: int, width: int) -> Division:
+    """Tiles of a few lines and columns."""
     wide = min(_WIDEST_TILE, 1 << (width - 1).bit_length())
     tall = _TILE_PIXELS // wide
     across, down = -(-width // wide), -(-height // tall)
-    known = {"TALL": tall, "WIDE": wide, "BLOCK": block}
-    known |= {"KERNEL": window.side, "STRIDE": window.stride}
-    return (-(-channels // block), across * down, images), across, known
+    block = _block(channels)
+    return (-(-channels // block), across * down, images), (across,), {"TALL": tall, "WIDE": wide, "BLOCK": block}
+
+
+def _strips(images: int, channels: int, height: int, width: int) -> Division:
+    """Strips of a few columns, from top to bottom of smaller images, in equal parts of larger ones."""
+    wide = min(_STRIP_COLUMNS, 1 << (width - 1).bit_length())
+    across, down = -(-width // wide), -(-height // _STRIP_LINES)
+    block = _block(channels)
+    tile = {"WIDE": wide, "BLOCK": block, "num_warps": max(1, wide * block // _WARP_VALUES)}
+    return (-(-channels // block), across * down, images), (across, -(-height // down)), tile
+
+
+def _block(channels: int) -> int:
+    """Channels of a program: the most that leave few of them unused."""
+    return min(_BLOCKS, key=lambda block: (-channels % block, -block))

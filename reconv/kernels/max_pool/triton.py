@@ -1,7 +1,8 @@
 """Triton kernels of max-pooling and its gradient, channels_last.
 
 In training, forward stores the index of each value within its window in one byte; backward gathers, so that no two
-programs add to the same value. A program processes a tile of pixels by a block of channels.
+programs add to the same value. A program processes a tile of pixels by a block of channels, or, for windows of 3x3, a
+strip of a few columns from top to bottom, so that what it computes of a line serves all windows that contain it.
 """
 
 import triton
@@ -49,15 +50,87 @@ def pool(
         tl.store(place + at, where.to(tl.uint8), mask=mask)
 
 
+@triton.jit
+def _first_or_greater(best, where, value, index):
+    """The greater of two values and its index: the first of equal ones, NaN above all."""
+    wins = (value > best) | (value != value)
+    return tl.where(wins, value, best), tl.where(wins, index, where)
+
+
+@triton.jit
+def _best_of_line(
+    x, v, column, channel, exists, height, width, channels, STRIDE: tl.constexpr, LEFT: tl.constexpr
+):  # fmt: skip
+    """The maxima of three neighbors in line v of an image, and their indices from 0 to 2.
+
+    Where there is nothing it is minus infinity, which loses to all that follows; its index is that of the first value
+    inside of the image, as minus infinity may be the maximum of a window.
+    """
+    h = column * STRIDE - LEFT
+    in_line = (h * 0 + v >= 0) & (h * 0 + v < height)
+    at = ((v * width + h) * channels)[:, None] + channel[None, :]
+    mask = (in_line & (h >= 0) & (h < width))[:, None] & exists[None, :]
+    best = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float32)
+    where = ((h < 0).to(tl.int32) + tl.where(v < 0, 3, 0))[:, None] + tl.zeros_like(best).to(tl.int32)
+    for tap in tl.static_range(1, 3):
+        mask = (in_line & (h + tap < width))[:, None] & exists[None, :]
+        value = tl.load(x + at + tap * channels, mask=mask, other=float("-inf")).to(tl.float32)
+        best, where = _first_or_greater(best, where, value, tap)
+    return best, where
+
+
+@triton.jit(do_not_specialize=[*_COUNTS, "lines"])
+def pool_lines(
+    x, y, place, eighths, height, width, out_height, out_width, tiles_across, lines,
+    STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):  # fmt: skip
+    """`pool` with windows of 3x3 and stride 1 or 2: a strip of `WIDE` columns and `lines` lines of the output.
+
+    ABOVE and LEFT are 0 or 1.
+    """
+    channels = eighths * 8
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    image = tl.program_id(2)
+    column = tl.program_id(1) % tiles_across * WIDE + tl.arange(0, WIDE)
+    start = tl.program_id(1) // tiles_across * lines
+    end = tl.minimum(start + lines, out_height)
+    mask = (column < out_width)[:, None] & exists[None, :]
+    at = ((image * out_height * out_width + column) * channels)[:, None] + channel[None, :]
+    x += image * height * width * channels
+    v = start * STRIDE - ABOVE
+    top, top_place = _best_of_line(x, v, column, channel, exists, height, width, channels, STRIDE, LEFT)
+    if STRIDE == 1:
+        middle, middle_place = _best_of_line(x, v + 1, column, channel, exists, height, width, channels, STRIDE, LEFT)
+    for line in range(start, end):
+        v = line * STRIDE - ABOVE
+        if STRIDE == 2:
+            middle, middle_place = _best_of_line(
+                x, v + 1, column, channel, exists, height, width, channels, STRIDE, LEFT
+            )  # fmt: skip
+        bottom, bottom_place = _best_of_line(x, v + 2, column, channel, exists, height, width, channels, STRIDE, LEFT)
+        best, where = _first_or_greater(top, top_place, middle, middle_place + 3)
+        best, where = _first_or_greater(best, where, bottom, bottom_place + 6)
+        tl.store(y + at + line * out_width * channels, best.to(y.dtype.element_ty), mask=mask)
+        if PLACES:
+            tl.store(place + at + line * out_width * channels, where.to(tl.uint8), mask=mask)
+        if STRIDE == 1:
+            top, top_place, middle, middle_place = middle, middle_place, bottom, bottom_place
+        else:
+            top, top_place = bottom, bottom_place
+
+
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
     dy, place, other, dx, eighths, height, width, out_height, out_width, tiles_across,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, TWO_GRADS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, WINDOWS: tl.constexpr, TWO_GRADS: tl.constexpr,
 ):  # fmt: skip
     """A tile of input pixels gathers the gradients of the windows whose maximum it is.
 
-    If `TWO_GRADS`, the gradient of another use of the input is added.
+    A pixel is in at most `WINDOWS` windows along each axis. If `TWO_GRADS`, the gradient of another use of the input is
+    added.
     """
     channels = eighths * 8
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -72,29 +145,62 @@ def gradient(
         total = tl.load(other + own_at, mask=own, other=0.0).to(tl.float32)
     else:
         total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
-    if KERNEL <= STRIDE:  # windows do not overlap: a pixel is in at most one
-        v, h = line + ABOVE, column + LEFT
-        tap_row, tap_column = v % STRIDE, h % STRIDE
-        inside = (tap_row < KERNEL) & (tap_column < KERNEL) & (v // STRIDE < out_height) & (h // STRIDE < out_width)
-        tap = (tap_row * KERNEL + tap_column)[:, None]
-        window = (image * out_height + v // STRIDE) * out_width + h // STRIDE
-        total += _gradient_of_winners(dy, place, window, inside, tap, channel, channels)
-    else:
-        for tap in tl.static_range(KERNEL * KERNEL):
-            v = line + ABOVE - tap // KERNEL
-            h = column + LEFT - tap % KERNEL
-            inside = (v >= 0) & (h >= 0) & (v % STRIDE == 0) & (h % STRIDE == 0)
-            inside &= (v // STRIDE < out_height) & (h // STRIDE < out_width)
-            window = (image * out_height + v // STRIDE) * out_width + h // STRIDE
-            total += _gradient_of_winners(dy, place, window, inside, tap, channel, channels)
+    last_v, last_h = (line + ABOVE) // STRIDE, (column + LEFT) // STRIDE  # the last windows that may contain a pixel
+    for index in tl.static_range(WINDOWS * WINDOWS):
+        v, h = last_v - index // WINDOWS, last_h - index % WINDOWS
+        tap_row, tap_column = line + ABOVE - v * STRIDE, column + LEFT - h * STRIDE
+        inside = (v >= 0) & (v < out_height) & (tap_row < KERNEL)
+        inside &= (h >= 0) & (h < out_width) & (tap_column < KERNEL)
+        mask = inside[:, None] & exists[None, :]
+        at = ((image * out_height + v) * out_width + h)[:, None] * channels + channel[None, :]
+        total = _add_if_won(total, dy, place, at, mask, (tap_row * KERNEL + tap_column)[:, None])
     tl.store(dx + own_at, total.to(dx.dtype.element_ty), mask=own)
 
 
 @triton.jit
-def _gradient_of_winners(dy, place, window, inside, tap, channel, channels):
-    """The gradients of windows [pixels], for those `inside` and the channels whose maximum is at `tap`; else 0."""
-    mask = inside[:, None] & (channel < channels)[None, :]
-    at = window[:, None] * channels + channel[None, :]
+def _add_if_won(total, dy, place, at, mask, tap):
+    """The total, with the gradients of windows whose maximum is at `tap`."""
     won = tl.load(place + at, mask=mask, other=255) == tap
     value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)  # masked by `won` it would not be a vector load
-    return tl.where(won, value, 0.0)
+    return tl.where(won, total + value, total)
+
+
+@triton.jit(do_not_specialize=[*_COUNTS, "lines"])
+def gradient_lines(
+    dy, place, other, dx, eighths, height, width, out_height, out_width, tiles_across, lines,
+    ABOVE: tl.constexpr, LEFT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TWO_GRADS: tl.constexpr,
+):  # fmt: skip
+    """`gradient` with windows of 3x3 and stride 1: a strip of `WIDE` columns and `lines` lines of the input.
+
+    Each line of windows is read once, and added to the three lines of pixels below it.
+    """
+    channels = eighths * 8
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    image = tl.program_id(2)
+    column = tl.program_id(1) % tiles_across * WIDE + tl.arange(0, WIDE)
+    start = tl.program_id(1) // tiles_across * lines
+    end = tl.minimum(start + lines, height)
+    own = (column < width)[:, None] & exists[None, :]
+    own_at = ((image * height * width + column) * channels)[:, None] + channel[None, :]
+    now = tl.zeros([WIDE, BLOCK], tl.float32)
+    next_line = tl.zeros([WIDE, BLOCK], tl.float32)
+    for line in range(start - 2, end):
+        last_line = tl.zeros([WIDE, BLOCK], tl.float32)
+        v = line + ABOVE
+        for tap in tl.static_range(3):
+            h = column + LEFT - tap
+            inside = (h * 0 + v >= 0) & (h * 0 + v < out_height) & (h >= 0) & (h < out_width)
+            mask = inside[:, None] & exists[None, :]
+            at = (((image * out_height + v) * out_width + h) * channels)[:, None] + channel[None, :]
+            where = tl.load(place + at, mask=mask, other=255).to(tl.int32)
+            value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+            now = tl.where(where == tap, now + value, now)
+            next_line = tl.where(where == 3 + tap, next_line + value, next_line)
+            last_line = tl.where(where == 6 + tap, last_line + value, last_line)
+        mask = own & (tl.zeros([WIDE, BLOCK], tl.int32) + line >= start)
+        at = own_at + line * width * channels
+        if TWO_GRADS:
+            now += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + at, now.to(dx.dtype.element_ty), mask=mask)
+        now, next_line = next_line, last_line

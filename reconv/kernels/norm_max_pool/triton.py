@@ -30,12 +30,18 @@ def pool(
     x, stats, weight, bias, y, peak, place, eighths, num_rows, group_rows, height, width, out_height, out_width,
     above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows are output pixels."""
+    """Rows are output pixels.
+
+    Inputs are compared, times the sign of the norm's scale: their order is that of the normalized values. If the scale
+    is zero these are all equal, and the first one in the window wins.
+    """
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
     mean, _, scale, shift = _parameters(stats, weight, bias, channels, channel, exists)
+    sign = tl.where(scale < 0.0, -1.0, 1.0)
+    is_constant = scale == 0.0
     for tile in range(tl.program_id(1), tl.cdiv(end - start, LANES), tl.num_programs(1)):
         row = start + tile * LANES + tl.arange(0, LANES)
         first = row % out_width * 2 - left
@@ -43,23 +49,26 @@ def pool(
         top = line % out_height * 2 - above
         image = line // out_height * height
         best = tl.full([LANES, BLOCK], float("-inf"), tl.float32)
-        raw = tl.zeros([LANES, BLOCK], tl.float32)
         where = tl.zeros([LANES, BLOCK], tl.int32)
         for index in tl.static_range(9):
             v, h = top + index // 3, first + index % 3
             inside = (v >= 0) & (v < height) & (h >= 0) & (h < width) & (row < end)
             at = ((image + v) * width + h)[:, None] * channels + channel[None, :]
             mask = inside[:, None] & exists[None, :]
-            value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-            z = (value - mean) * scale + shift
-            wins = mask & ((z > best) | (z != z))
-            best = tl.where(wins, z, best)
-            raw = tl.where(wins, value, raw)
+            value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * sign
+            wins = mask & ((value > best) | (value != value))
+            best = tl.where(wins, value, best)
             where = tl.where(wins, index, where)
-        where = tl.where(best <= 0.0, NOWHERE, where)
+        v, h = tl.maximum(top, 0), tl.maximum(first, 0)
+        at = ((image + v) * width + h)[:, None] * channels + channel[None, :]
+        value = tl.load(x + at, mask=(row < end)[:, None] & (exists[None, :] & is_constant), other=0.0).to(tl.float32)
+        raw = tl.where(is_constant, value, best * sign)
+        where = tl.where(is_constant, ((v - top) * 3 + h - first)[:, None], where)
+        z = (raw - mean) * scale + shift
+        where = tl.where(z <= 0.0, NOWHERE, where)
         at = row[:, None] * channels + channel[None, :]
         mask = (row < end)[:, None] & exists[None, :]
-        tl.store(y + at, tl.where(best < 0.0, 0.0, best).to(y.dtype.element_ty), mask=mask)
+        tl.store(y + at, tl.where(z < 0.0, 0.0, z).to(y.dtype.element_ty), mask=mask)
         tl.store(peak + at, raw.to(peak.dtype.element_ty), mask=mask)
         tl.store(place + at, where.to(tl.uint8), mask=mask)
 
@@ -95,7 +104,7 @@ def pool_gradient(
             mask = inside[:, None] & exists[None, :]
             where = tl.load(place + at, mask=mask, other=NOWHERE).to(tl.int32)
             value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
-            dz += tl.where(where == (place_v * 3 + place_h)[:, None], value, 0.0)
+            dz = tl.where(where == (place_v * 3 + place_h)[:, None], dz + value, dz)
         at = row[:, None] * channels + channel[None, :]
         mask = (row < end)[:, None] & exists[None, :]
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
