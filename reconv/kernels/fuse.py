@@ -30,6 +30,7 @@ from reconv.kernels.fused_modules.fused_blocks import (
 from reconv.kernels.fused_modules.fused_external import external_block_class
 from reconv.kernels.fused_modules.fused_layers import (
     FusedDepthwiseConv2d,
+    FusedDropout,
     FusedMaxPool2d,
     FusedSameMaxPool2d,
     FusedSqueezeExcitation,
@@ -44,6 +45,7 @@ from reconv.models.fastnet import FastNet
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 from reconv.models.layers.conv import ConvNormAct, SameMaxPool2d, SqueezeExcitation
+from reconv.models.layers.dropout import Dropout
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2
 from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet
 from reconv.models.ssd import SSD, Extra
@@ -80,7 +82,8 @@ _MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external ne
 def fuse(model: nn.Module) -> int:
     """Swap the model's layers and blocks for fused ones, in place; returns how many modules were swapped."""
     num_swapped = _fuse(model, in_family=False)
-    return num_swapped + (_fuse_external(model) if _has_external_norm(model) else 0)
+    num_swapped += _fuse_external(model) if _has_external_norm(model) else 0
+    return num_swapped + (_fuse_dropouts(model) if num_swapped else 0)  # for them alone no network has kernels
 
 
 def fuse_max_pools(model: nn.Module) -> int:
@@ -103,6 +106,13 @@ def _fuse(module: nn.Module, in_family: bool) -> int:
     if fused is not None:
         module.__class__ = fused
     return num_swapped + (fused is not None)
+
+
+def _fuse_dropouts(model: nn.Module) -> int:
+    dropouts = [module for module in model.modules() if type(module) is Dropout]
+    for dropout in dropouts:
+        dropout.__class__ = FusedDropout
+    return len(dropouts)
 
 
 def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) -> type[nn.Module] | None:

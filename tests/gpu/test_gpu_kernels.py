@@ -5,6 +5,7 @@ Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, GoogLeNet, SE-ResNe
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from gpu_tensors import (
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
+from reconv.batch import Batch
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.data.transforms.mixup import (
     CUTMIX_BOXES,
@@ -48,6 +50,8 @@ from reconv.kernels.conv1x1_norm_backward import ops as conv_backward
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.depthwise.ops import depthwise_conv
+from reconv.kernels.excitation.ops import excitation_gate
+from reconv.kernels.fused_modules.fused_layers import FusedDropout
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.global_avg_pool.ops import global_avg_pool
 from reconv.kernels.grouped_conv import ops as grouped
@@ -63,7 +67,9 @@ from reconv.kernels.stem import ops as stem
 from reconv.kernels.stem_max_pool import ops as stem_pool
 from reconv.kernels.sum_conv1x1 import ops as sum_conv
 from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
+from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.conv import SameMaxPool2d
+from reconv.models.layers.dropout import Dropout
 from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
 
@@ -385,6 +391,40 @@ def test_normalize_images(layout: torch.memory_format, side: int, dtype: torch.d
     factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
     assert relative_error(normalize_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+
+
+@all_dtypes
+def test_dropout_has_the_bits_of_the_layer(dtype: torch.dtype) -> None:
+    plain = Dropout(0.3).cuda()
+    LayerState(plain, seed=5).set_micro_batch(Batch({}, torch.arange(64, device="cuda"), (64,)), 3)
+    fused = copy.deepcopy(plain)
+    fused.__class__ = FusedDropout
+    x, dy = torch.randn(2, 64, 1280, device="cuda").to(dtype)
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    expected, found = plain(given[0]), fused(given[1])
+    assert torch.equal(found, expected) and 0 < (found == 0).sum() < found.numel()
+    expected.backward(dy)
+    found.backward(dy)
+    assert torch.equal(given[0].grad, given[1].grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels, hidden", [(32, 8), (96, 4), (672, 28), (1152, 48), (2048, 128)])
+def test_excitation_gate(channels: int, hidden: int, dtype: torch.dtype) -> None:
+    shapes = ((70, channels, 1, 1), (hidden, channels, 1, 1), (hidden,), (channels, hidden, 1, 1), (channels,))
+    given = []
+    for shape in shapes:
+        drawn = torch.randn(shape, device="cuda") * (1.0 if len(shape) == 1 else shape[1] ** -0.5)
+        given.append(drawn.to(torch.float32 if len(shape) == 1 else dtype).requires_grad_())
+    means, weight1, bias1, weight2, bias2 = exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    gate = excitation_gate(given[0], given[1], given[2], given[3], given[4], "silu")
+    expected = torch.sigmoid(F.conv2d(F.silu(F.conv2d(means, weight1, bias1)), weight2, bias2))
+    dgate = torch.randn_like(gate)
+    gate.backward(dgate)
+    expected.backward(dgate.double())
+    assert relative_error(gate, expected) <= TOLERANCES[dtype]
+    for narrow, wide in zip(given, exact, strict=True):
+        assert relative_error(narrow.grad, wide.grad) <= 2 * TOLERANCES[dtype]
 
 
 @all_dtypes

@@ -10,7 +10,7 @@ from PIL import Image
 import reconv
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.checkpoint.locate import LocatedWeights, locate
-from reconv.checkpoint.store import encode
+from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import read_header
 from reconv.errors import CheckpointError, ExitCode, UsageError
 from reconv.inference.load_model import _read_recipe, read_saved_model

@@ -46,6 +46,7 @@ LAUNCHES = {
     "se_resnext101_32x4d": {
         "batch_norm": 82,
         "conv1x1_statistics": 7,
+        "excitation": 24,
         "global_avg_pool": 1,
         "grouped_conv": 14,
         "norm_max_pool": 1,
@@ -59,6 +60,7 @@ LAUNCHES = {
         "conv1x1_norm_act": 50,
         "conv1x1_statistics": 6,
         "depthwise": 4,
+        "dropout": 2,
         "global_avg_pool": 1,
         "norm_conv1x1": 30,
         "partial_sums": 10,
@@ -69,6 +71,8 @@ LAUNCHES = {
         "conv1x1_norm_act": 25,
         "conv1x1_statistics": 18,
         "depthwise": 4,
+        "dropout": 2,
+        "excitation": 48,
         "global_avg_pool": 1,
         "norm_squeeze_excite": 80,
         "stem": 2,
@@ -76,6 +80,7 @@ LAUNCHES = {
     "googlenet": {
         "batch_norm": 13,
         "conv1x1_statistics": 2,
+        "dropout": 6,
         "global_avg_pool": 1,
         "max_pool": 22,
         "norm_concat": 72,

@@ -71,7 +71,7 @@ def norm_line(stats, weight, bias, channels, channel, exists):
 
 
 @triton.jit
-def _sigmoid(z):
+def sigmoid_of(z):
     """If the exponential overflows the result is 0, as it should be; a division would take several times as many
     instructions."""
     root = tl.rsqrt(1.0 + tl.exp2(z * _MINUS_LOG2_E))
@@ -86,7 +86,7 @@ def apply_activation(z, ACT: tl.constexpr):
     if ACT == RELU6:
         z = tl.clamp(z, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == SILU:
-        z = z * _sigmoid(z)
+        z = z * sigmoid_of(z)
     if ACT == HARDSWISH:
         z = z * (tl.clamp(z + 3.0, 0.0, 6.0) * _SIXTH)
     return z
@@ -100,7 +100,7 @@ def activation_grad(gradient, z, ACT: tl.constexpr):
     if ACT == RELU6:
         gradient = tl.where((z <= 0.0) | (z >= 6.0), 0.0, gradient)
     if ACT == SILU:
-        sigmoid = _sigmoid(z)
+        sigmoid = sigmoid_of(z)
         gradient = gradient * sigmoid * (1.0 + z * (1.0 - sigmoid))
     if ACT == HARDSWISH:
         slope = tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 1.0, z * (2.0 * _SIXTH) + 0.5))

@@ -27,7 +27,6 @@ from reconv.kernels.fused_modules.fused_conv1x1 import (
 from reconv.kernels.fused_modules.fused_layers import max_pool_and_input
 from reconv.kernels.fused_modules.fused_norm import (
     FusedBatchNorm2d,
-    has_hooks,
     norm_act,
     norm_act_squeeze_excite,
     norm_relu_concat,
@@ -46,6 +45,7 @@ from reconv.kernels.fused_modules.fused_sums import (
     pending_norm_add_act,
     single,
 )
+from reconv.kernels.fused_modules.plain_layers import has_hooks
 from reconv.models.architecture import ReconvModel
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from reconv.kernels import dispatch
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d
-from reconv.kernels.fused_modules.fused_norm import ACTIVATIONS, FusedBatchNorm2d, has_hooks, norm_act
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, norm_act
+from reconv.kernels.fused_modules.plain_layers import ACTIVATIONS, has_hooks
 
 if TYPE_CHECKING:
     from reconv.kernels.batch_norm.ops import NormParams

@@ -30,12 +30,10 @@ from reconv.kernels.fused_modules.fused_conv1x1 import (
     supports_conv1x1,
     supports_expansion,
 )
-from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels
+from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels, excitation_gate
 from reconv.kernels.fused_modules.fused_norm import (
     FusedBatchNorm2d,
     FusedBatchNormAct2d,
-    has_hooks,
-    is_fusible_act,
     norm_act,
     norm_act_squeeze_excite,
     supports_excite,
@@ -48,6 +46,7 @@ from reconv.kernels.fused_modules.fused_sums import (
     norm_squeeze_excite_add_relu,
     single,
 )
+from reconv.kernels.fused_modules.plain_layers import has_hooks, is_fusible_act
 
 _IDENTITY = nn.Identity()
 
@@ -130,7 +129,12 @@ class ExternalSqueezeExcitation(ExternalBlock, SqueezeExciteKernels):
 
     def gate_of_means(self, means: Tensor) -> Tensor:
         assert self.fused_graph is not None
-        for layer in graph_layers(self, self.fused_graph.main):
+        layers = list(graph_layers(self, self.fused_graph.main))
+        found = _gate_layers(layers)
+        gate = None if found is None else excitation_gate(means, *found)
+        if gate is not None:
+            return gate
+        for layer in layers:
             means = layer(means)
         return means
 
@@ -147,6 +151,14 @@ class ExternalSqueezeExcitation(ExternalBlock, SqueezeExciteKernels):
             return self.forward_kernels(x)
         out: Tensor = self.fused_plain_class.forward(self, x)
         return out
+
+
+def _gate_layers(layers: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module, nn.Module] | None:
+    """fc1, activation and fc2 of layers that end in a sigmoid; None if there are others."""
+    kept = [layer for layer in layers if type(layer) is not nn.Identity or has_hooks(layer)]
+    if len(kept) != 4 or type(kept[3]) is not nn.Sigmoid or has_hooks(kept[3]):
+        return None
+    return kept[0], kept[1], kept[2]
 
 
 _KINDS: dict[str, type[ExternalBlock]] = {

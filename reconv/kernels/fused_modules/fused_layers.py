@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
+from reconv.kernels.fused_modules.plain_layers import ACTIVATIONS, has_hooks, is_fusible_act
+from reconv.kernels.jit.launch import is_traced
 from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d, SqueezeExcitation
+from reconv.models.layers.dropout import Dropout, to_int64
 
 if TYPE_CHECKING:
     from reconv.kernels.batch_norm.ops import NormParams
@@ -164,6 +168,21 @@ def max_pool_and_input(pool: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return pool(x), x
 
 
+class FusedDropout(Dropout):
+    """Dropout by one kernel, with the same bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.sample_keys
+        if keys is None and is_traced(x):
+            keys = torch.empty(len(x), dtype=torch.int64, device="meta")  # as in training
+        if self.training and self.rate > 0 and keys is not None and dispatch.supports_device(x):
+            from reconv.kernels.dropout import ops
+
+            if ops.supports(x, keys):
+                return ops.keyed_dropout(x, keys + to_int64(self.key), self.rate)
+        return super().forward(x)
+
+
 class SqueezeExciteKernels(nn.Module):
     """Squeeze-and-excitation whose passes over the images are computed by kernels.
 
@@ -192,4 +211,30 @@ class FusedSqueezeExcitation(SqueezeExciteKernels, SqueezeExcitation):
         return self.forward_kernels(x) if self.supports_kernels(x) else super().forward(x)
 
     def gate_of_means(self, means: Tensor) -> Tensor:
-        return self.gate(means)
+        gate = excitation_gate(means, self.fc1, self.activation, self.fc2)
+        return self.gate(means) if gate is None else gate
+
+
+def excitation_gate(means: Tensor, fc1: nn.Module, act: nn.Module, fc2: nn.Module) -> Tensor | None:
+    """sigmoid(fc2(act(fc1(means)))); None where separate kernels compute it."""
+    if not (_is_conv1x1_with_bias(fc1) and is_fusible_act(act) and _is_conv1x1_with_bias(fc2)):
+        return None
+    if not dispatch.supports_device(means) or dispatch.conv_output_dtype(means) != means.dtype:
+        return None
+    from reconv.kernels.excitation import ops
+
+    assert isinstance(fc1, nn.Conv2d) and isinstance(fc2, nn.Conv2d) and fc1.bias is not None and fc2.bias is not None
+    if not ops.supports(means, fc1.weight, fc2.weight):
+        return None
+    weight1, weight2 = fc1.weight.to(means.dtype), fc2.weight.to(means.dtype)
+    return ops.excitation_gate(means, weight1, fc1.bias, weight2, fc2.bias, ACTIVATIONS[type(act)])
+
+
+def _is_conv1x1_with_bias(layer: nn.Module) -> bool:
+    """Whether calling a layer is no more than a 1x1 convolution with bias, applied to one pixel."""
+    return (
+        type(layer) is nn.Conv2d
+        and not has_hooks(layer)
+        and (layer.kernel_size, layer.padding, layer.groups) == ((1, 1), (0, 0), 1)
+        and layer.bias is not None
+    )

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from reconv.kernels import dispatch
 from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels
+from reconv.kernels.fused_modules.plain_layers import ACTIVATIONS, has_hooks
 from reconv.kernels.reference import Activation
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 
@@ -72,15 +72,6 @@ class FusedBatchNorm2d(BatchNorm2d):
         self.batch_stats = statistics[:, :2].unbind()
 
 
-ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Identity: "none",
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.SiLU: "silu",
-    nn.Hardswish: "hardswish",
-}
-
-
 class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
     """The same for an external model's norm with a built-in activation."""
 
@@ -94,17 +85,6 @@ class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
         """The activation, if kernels know it and nothing else has to see the norm's output."""
         is_plain = type(self.drop) is nn.Identity and not has_hooks(self.drop) and not has_hooks(self.act)
         return self.act if is_plain and type(self.act) in ACTIVATIONS else None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling a module does more than its class's forward pass: then it must be called."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
-
-
-def is_fusible_act(module: nn.Module) -> bool:
-    """Whether kernels know this activation, and nothing else has to see its input or output."""
-    return type(module) in ACTIVATIONS and not has_hooks(module)
 
 
 def norm_act(norm: nn.Module, x: Tensor, act: nn.Module, stats: Tensor | None = None) -> Tensor:

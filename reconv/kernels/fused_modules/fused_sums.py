@@ -16,12 +16,11 @@ from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, conv_statistics, supports_stem
 from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d, SqueezeExciteKernels, pool_window
 from reconv.kernels.fused_modules.fused_norm import (
-    ACTIVATIONS,
     FusedBatchNorm2d,
-    has_hooks,
     norm_act,
     supports_excite,
 )
+from reconv.kernels.fused_modules.plain_layers import ACTIVATIONS, has_hooks
 from reconv.kernels.reference import Activation
 from reconv.kernels.window import STEM_WINDOWS, PoolWindow
 

@@ -174,9 +174,9 @@ class LayerState:
         for norm in self._norms:
             norm.groups = batch.groups
         if self._random_layers:
-            batch_keys, shared_key = sample_keys(batch.positions, step), sample_keys(batch.positions[:1] * 0 - 1, step)
+            drawn = sample_keys(F.pad(batch.positions, (0, 1), value=-1), step)  # the last one belongs to no sample
             for layer in self._random_layers:
-                layer.sample_keys, layer.shared_key, layer.groups = batch_keys, shared_key, batch.groups
+                layer.sample_keys, layer.shared_key, layer.groups = drawn[:-1], drawn[-1:], batch.groups
 
     def discard(self) -> None:
         """Drop the statistics of an unfinished step."""

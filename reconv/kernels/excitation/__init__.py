@@ -1,0 +1,1 @@
+"""The gate of squeeze-and-excitation."""
