@@ -14,7 +14,8 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore, encode
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, TrainProgress
