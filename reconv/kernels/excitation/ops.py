@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm.ops import ACTIVATION_IDS
+from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.excitation import triton as device
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.reference import Activation
@@ -16,7 +17,7 @@ from reconv.kernels.reference import Activation
 MAX_HIDDEN = 128
 _MIN_TILE = 16  # of tensor cores
 _IMAGES, _CHANNELS, _INPUTS = 16, 128, 128  # of a program's tile, forward and for the hidden gradient
-_SUMMED_IMAGES, _SUMMED_CHANNELS = 64, 64  # of the tiles that are summed over images
+_SUMMED_IMAGES, _SUMMED_CHANNELS = 64, 16  # of the tiles that are summed over images
 
 
 def supports(means: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
@@ -24,6 +25,7 @@ def supports(means: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
     channels, hidden = means.shape[1], len(weight1)
     return (
         means.dtype in (torch.bfloat16, torch.float16)
+        and channels % CHANNEL_MULTIPLE == 0
         and hidden <= MAX_HIDDEN
         and tuple(weight1.shape) == (hidden, channels, 1, 1)
         and tuple(weight2.shape) == (channels, hidden, 1, 1)
@@ -46,10 +48,10 @@ class _ExcitationGate(Function):
         (images, channels), hidden = means.shape[:2], len(weight1)
         means, weight1, weight2 = means.contiguous(), weight1.contiguous(), weight2.contiguous()
         gate = torch.empty(means.shape, dtype=means.dtype, device=means.device)
-        z = torch.empty(images, hidden, dtype=torch.float32, device=means.device)
+        z = torch.empty(images, _padded(hidden), dtype=torch.float32, device=means.device)
         launch(
             device.gate, (-(-images // _IMAGES), -(-channels // _CHANNELS)),
-            means, weight1, bias1, weight2, bias2, z, gate, images, channels, hidden,
+            means, weight1, bias1, weight2, bias2, z, gate, images, channels // 8, hidden,
             ACT=ACTIVATION_IDS[act], ROWS=_IMAGES, HIDDEN=_padded(hidden), BLOCK=_CHANNELS, BLOCK_K=_INPUTS,
         )  # fmt: skip
         ctx.save_for_backward(means, weight1, bias1, weight2, bias2, z, gate)
@@ -61,7 +63,7 @@ class _ExcitationGate(Function):
         means, weight1, bias1, weight2, bias2, z, gate = ctx.saved_tensors
         (images, channels), hidden = means.shape[:2], len(weight1)
         dgate, dz = dgate.contiguous(), torch.empty_like(z, dtype=means.dtype)
-        counts, known = (images, channels, hidden), {"ACT": ACTIVATION_IDS[ctx.act], "HIDDEN": _padded(hidden)}
+        counts, known = (images, channels // 8, hidden), {"ACT": ACTIVATION_IDS[ctx.act], "HIDDEN": _padded(hidden)}
         launch(
             device.hidden_gradient, (-(-images // _IMAGES),), dgate, gate, weight2, z, dz, *counts,
             ROWS=_IMAGES, BLOCK_K=_INPUTS, **known,
