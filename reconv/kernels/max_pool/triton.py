@@ -51,7 +51,7 @@ def pool(
 
 
 @triton.jit
-def _first_or_greater(best, where, value, index):
+def first_or_greater(best, where, value, index):
     """The greater of two values and its index: the first of equal ones, NaN above all."""
     wins = (value > best) | (value != value)
     return tl.where(wins, value, best), tl.where(wins, index, where)
@@ -59,14 +59,14 @@ def _first_or_greater(best, where, value, index):
 
 @triton.jit
 def _best_of_line(
-    x, v, column, channel, exists, height, width, channels, STRIDE: tl.constexpr, LEFT: tl.constexpr
+    x, v, column, left, channel, exists, height, width, channels, STRIDE: tl.constexpr
 ):  # fmt: skip
     """The maxima of three neighbors in line v of an image, and their indices from 0 to 2.
 
     Where there is nothing it is minus infinity, which loses to all that follows; its index is that of the first value
     inside of the image, as minus infinity may be the maximum of a window.
     """
-    h = column * STRIDE - LEFT
+    h = column * STRIDE - left
     in_line = (h * 0 + v >= 0) & (h * 0 + v < height)
     at = ((v * width + h) * channels)[:, None] + channel[None, :]
     mask = (in_line & (h >= 0) & (h < width))[:, None] & exists[None, :]
@@ -75,7 +75,7 @@ def _best_of_line(
     for tap in tl.static_range(1, 3):
         mask = (in_line & (h + tap < width))[:, None] & exists[None, :]
         value = tl.load(x + at + tap * channels, mask=mask, other=float("-inf")).to(tl.float32)
-        best, where = _first_or_greater(best, where, value, tap)
+        best, where = first_or_greater(best, where, value, tap)
     return best, where
 
 
@@ -100,18 +100,18 @@ def pool_lines(
     at = ((image * out_height * out_width + column) * channels)[:, None] + channel[None, :]
     x += image * height * width * channels
     v = start * STRIDE - ABOVE
-    top, top_place = _best_of_line(x, v, column, channel, exists, height, width, channels, STRIDE, LEFT)
+    top, top_place = _best_of_line(x, v, column, LEFT, channel, exists, height, width, channels, STRIDE)
     if STRIDE == 1:
-        middle, middle_place = _best_of_line(x, v + 1, column, channel, exists, height, width, channels, STRIDE, LEFT)
+        middle, middle_place = _best_of_line(x, v + 1, column, LEFT, channel, exists, height, width, channels, STRIDE)
     for line in range(start, end):
         v = line * STRIDE - ABOVE
         if STRIDE == 2:
             middle, middle_place = _best_of_line(
-                x, v + 1, column, channel, exists, height, width, channels, STRIDE, LEFT
+                x, v + 1, column, LEFT, channel, exists, height, width, channels, STRIDE
             )  # fmt: skip
-        bottom, bottom_place = _best_of_line(x, v + 2, column, channel, exists, height, width, channels, STRIDE, LEFT)
-        best, where = _first_or_greater(top, top_place, middle, middle_place + 3)
-        best, where = _first_or_greater(best, where, bottom, bottom_place + 6)
+        bottom, bottom_place = _best_of_line(x, v + 2, column, LEFT, channel, exists, height, width, channels, STRIDE)
+        best, where = first_or_greater(top, top_place, middle, middle_place + 3)
+        best, where = first_or_greater(best, where, bottom, bottom_place + 6)
         tl.store(y + at + line * out_width * channels, best.to(y.dtype.element_ty), mask=mask)
         if PLACES:
             tl.store(place + at + line * out_width * channels, where.to(tl.uint8), mask=mask)

@@ -30,6 +30,9 @@ from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_max_pool import triton as device
 from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
+_COLUMNS = 8  # of a forward tile
+_WARP_VALUES = 32 * 8  # 8 channels per thread
+
 
 def batch_norm_relu_max_pool(
     x: Tensor,
@@ -90,11 +93,13 @@ def write_pooled(
     y = torch.empty(samples, channels, *sides[2:], dtype=operand.x.dtype, device=operand.x.device,
                     memory_format=torch.channels_last)  # fmt: skip
     peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
-    rows = channel_rows(y, groups)
+    block, across = channel_rows(y, groups).block, -(-sides[3] // _COLUMNS)
+    tiles = across * -(-sides[2] // 2)
     launch(
-        device.pool, rows.row_grid(CONFIGS["pool"]),
-        *operand.tensors(), y, peak, place, *row_counts(rows), *sides, window.before(height), window.before(width),
-        **tile_constants(rows, CONFIGS["pool"]),
+        device.pool, (samples * tiles, -(-channels // block)),
+        *operand.tensors(), y, peak, place, channels // 8, groups[0], len(groups), *sides,
+        window.before(height), window.before(width), across, tiles,
+        WIDE=_COLUMNS, BLOCK=block, num_warps=max(1, _COLUMNS * block // _WARP_VALUES),
     )  # fmt: skip
     return y, peak, place
 

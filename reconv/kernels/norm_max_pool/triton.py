@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import MEAN, RSTD, STATISTICS, bounds
+from reconv.kernels.max_pool.triton import first_or_greater
 
 NOWHERE: tl.constexpr = tl.constexpr(15)  # the index of a window whose maximum is below zero
 
@@ -15,9 +16,9 @@ _COUNTS = ["eighths", "num_rows", "group_rows", "height", "width", "out_height",
 
 
 @triton.jit
-def _parameters(stats, weight, bias, channels, channel, exists):
-    """Mean, 1 / std, scale and shift of this program's group, as [1, channels]."""
-    stats += tl.program_id(2) * STATISTICS * channels
+def _parameters(stats, weight, bias, channels, channel, exists, group):
+    """Mean, 1 / std, scale and shift of a group, as [1, channels]."""
+    stats += group * STATISTICS * channels
     mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
     rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
     scale = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * rstd
@@ -25,52 +26,84 @@ def _parameters(stats, weight, bias, channels, channel, exists):
     return mean[None, :], rstd[None, :], scale[None, :], shift[None, :]
 
 
-@triton.jit(do_not_specialize=_COUNTS)
-def pool(
-    x, stats, weight, bias, y, peak, place, eighths, num_rows, group_rows, height, width, out_height, out_width,
-    above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Rows are output pixels.
+@triton.jit
+def _line(x, sign, v, column, left, channel, exists, height, width, channels):
+    """The maxima of three neighbors in a line of values times sign, and their indices from 0 to 2.
 
-    Inputs are compared, times the sign of the norm's scale: their order is that of the normalized values. If the scale
-    is zero these are all equal, and the first one in the window wins.
+    Where there is nothing it is minus infinity, which loses to all that follows.
+    """
+    h = column * 2 - left
+    in_line = (h * 0 + v >= 0) & (h * 0 + v < height)
+    at = ((v * width + h) * channels)[:, None] + channel[None, :]
+    best = tl.full([column.shape[0], channel.shape[0]], float("-inf"), tl.float32)
+    where = tl.zeros([column.shape[0], channel.shape[0]], tl.int32)
+    for tap in tl.static_range(3):
+        mask = (in_line & (h + tap >= 0) & (h + tap < width))[:, None] & exists[None, :]
+        value = tl.load(x + at + tap * channels, mask=mask, other=0.0).to(tl.float32) * sign
+        wins = mask & ((value > best) | (value != value))
+        best, where = tl.where(wins, value, best), tl.where(wins, tap, where)
+    return best, where
+
+
+@triton.jit(do_not_specialize=[*_COUNTS, "group_images", "groups", "tiles_across", "tiles"])
+def pool(
+    x, stats, weight, bias, y, peak, place, eighths, group_images, groups, height, width, out_height, out_width,
+    above, left, tiles_across, tiles, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of `WIDE` columns and two lines of an image's output, whose windows share a line.
+
+    Inputs are compared, times the sign of the norm's scale: their order is that of the normalized values.
     """
     channels = eighths * 8
-    start, end = bounds(num_rows, group_rows)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
-    mean, _, scale, shift = _parameters(stats, weight, bias, channels, channel, exists)
+    image, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    group = tl.minimum(image // group_images, groups - 1)
+    mean, _, scale, shift = _parameters(stats, weight, bias, channels, channel, exists, group)
     sign = tl.where(scale < 0.0, -1.0, 1.0)
-    is_constant = scale == 0.0
-    for tile in range(tl.program_id(1), tl.cdiv(end - start, LANES), tl.num_programs(1)):
-        row = start + tile * LANES + tl.arange(0, LANES)
-        first = row % out_width * 2 - left
-        line = row // out_width
-        top = line % out_height * 2 - above
-        image = line // out_height * height
-        best = tl.full([LANES, BLOCK], float("-inf"), tl.float32)
-        where = tl.zeros([LANES, BLOCK], tl.int32)
-        for index in tl.static_range(9):
-            v, h = top + index // 3, first + index % 3
-            inside = (v >= 0) & (v < height) & (h >= 0) & (h < width) & (row < end)
-            at = ((image + v) * width + h)[:, None] * channels + channel[None, :]
-            mask = inside[:, None] & exists[None, :]
-            value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * sign
-            wins = mask & ((value > best) | (value != value))
-            best = tl.where(wins, value, best)
-            where = tl.where(wins, index, where)
-        v, h = tl.maximum(top, 0), tl.maximum(first, 0)
-        at = ((image + v) * width + h)[:, None] * channels + channel[None, :]
-        value = tl.load(x + at, mask=(row < end)[:, None] & (exists[None, :] & is_constant), other=0.0).to(tl.float32)
-        raw = tl.where(is_constant, value, best * sign)
-        where = tl.where(is_constant, ((v - top) * 3 + h - first)[:, None], where)
-        z = (raw - mean) * scale + shift
-        where = tl.where(z <= 0.0, NOWHERE, where)
-        at = row[:, None] * channels + channel[None, :]
-        mask = (row < end)[:, None] & exists[None, :]
-        tl.store(y + at, tl.where(z < 0.0, 0.0, z).to(y.dtype.element_ty), mask=mask)
-        tl.store(peak + at, raw.to(peak.dtype.element_ty), mask=mask)
-        tl.store(place + at, where.to(tl.uint8), mask=mask)
+    column, line = tile % tiles_across * WIDE + tl.arange(0, WIDE), tile // tiles_across * 2
+    x += image * height * width * channels
+    v, h = line * 2 - above, column * 2 - left
+    a, a_place = _line(x, sign, v, column, left, channel, exists, height, width, channels)
+    b, b_place = _line(x, sign, v + 1, column, left, channel, exists, height, width, channels)
+    c, c_place = _line(x, sign, v + 2, column, left, channel, exists, height, width, channels)
+    d, d_place = _line(x, sign, v + 3, column, left, channel, exists, height, width, channels)
+    e, e_place = _line(x, sign, v + 4, column, left, channel, exists, height, width, channels)
+    first, first_place = first_or_greater(a, a_place, b, b_place + 3)
+    first, first_place = first_or_greater(first, first_place, c, c_place + 6)
+    second, second_place = first_or_greater(c, c_place, d, d_place + 3)
+    second, second_place = first_or_greater(second, second_place, e, e_place + 6)
+    mask = (column < out_width)[:, None] & exists[None, :]
+    has_second = mask & (tl.zeros([WIDE, BLOCK], tl.int32) + line + 1 < out_height)
+    first, second = tl.where(mask, first * sign, 0.0), tl.where(has_second, second * sign, 0.0)
+    is_constant = exists[None, :] & (scale == 0.0)
+    if tl.max(is_constant.to(tl.int32)) > 0:  # a branch, because loads with such masks are slow
+        first, first_place = _first_value(x, first, first_place, v, h, width, channels, channel, is_constant, mask)
+        second, second_place = _first_value(
+            x, second, second_place, v + 2, h, width, channels, channel, is_constant, has_second
+        )  # fmt: skip
+    at = (((image * out_height + line) * out_width + column) * channels)[:, None] + channel[None, :]
+    _store(y, peak, place, first, first_place, (first - mean) * scale + shift, at, mask)
+    at += out_width * channels
+    _store(y, peak, place, second, second_place, (second - mean) * scale + shift, at, has_second)
+
+
+@triton.jit
+def _first_value(x, raw, where, v, h, width, channels, channel, is_constant, mask):
+    """In channels whose scale is zero all normalized values are equal, and the first one inside of the image wins."""
+    first_v, first_h = tl.maximum(v, 0), tl.maximum(h, 0)
+    at = ((first_v * width + first_h) * channels)[:, None] + channel[None, :]
+    value = tl.load(x + at, mask=mask & is_constant, other=0.0).to(tl.float32)
+    index = ((first_v - v) * 3 + first_h - h)[:, None]
+    return tl.where(is_constant, value, raw), tl.where(is_constant, index, where)
+
+
+@triton.jit
+def _store(y, peak, place, raw, where, z, at, mask):
+    """Store the ReLU of normalized maxima, the inputs they came from and their indices."""
+    tl.store(y + at, tl.where(z < 0.0, 0.0, z).to(y.dtype.element_ty), mask=mask)
+    tl.store(peak + at, raw.to(peak.dtype.element_ty), mask=mask)
+    tl.store(place + at, tl.where(z <= 0.0, NOWHERE, where).to(tl.uint8), mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -83,7 +116,7 @@ def pool_gradient(
     start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
-    mean, rstd, scale, _ = _parameters(stats, weight, bias, channels, channel, exists)
+    mean, rstd, scale, _ = _parameters(stats, weight, bias, channels, channel, exists, tl.program_id(2))
     count = (end - start).to(tl.float32)
     sums += tl.program_id(2) * channels
     offset = tl.load(sums + channel, mask=exists, other=0.0)[None, :] / count
