@@ -62,6 +62,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_old_objects() -> Iterator[None]:
+    """Leave what a test module has imported and cached out of the garbage collections of the modules after it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an own empty folder, so that no test writes runs/ into the checkout or finds the user's data."""
