@@ -45,12 +45,13 @@ MALLOC := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=536870912
 # worker takes 10 s longer to collect the tests. `make clean` removes them.
 BYTECODE := PYTHONDONTWRITEBYTECODE=
 
-# One torch thread per worker: xdist already uses every core. One worker more than cores: tests wait for processes and
-# disks a third of their time.
+# One torch thread per worker: xdist already uses every core. Where a run asks for more, they sleep while they wait for
+# each other: on a busy core, waiting took four fifths of such a test. One worker more than cores: tests wait for
+# processes and disks a third of their time.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
 	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled libraries are left out.")
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(MALLOC) $(BYTECODE) $(BIN)/python -m pytest \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(MALLOC) $(BYTECODE) $(BIN)/python -m pytest \
 		-n $$(($(CORES) + 1)) --dist worksteal --ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
