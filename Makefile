@@ -41,13 +41,18 @@ train: $(BASE)
 # malloc keeps what was freed: otherwise each larger tensor is new memory, which the kernel has to map and to clear.
 MALLOC := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=536870912
 
-# One torch thread per worker: xdist already uses every core. One worker more than cores: tests wait for processes and
-# disks a third of their time.
+# Compiled test modules are kept, also where the environment says not to write them: with each assertion to rewrite, a
+# worker takes 10 s longer to collect the tests. `make clean` removes them.
+BYTECODE := PYTHONDONTWRITEBYTECODE=
+
+# One torch thread per worker: xdist already uses every core. Where a run asks for more, they sleep while they wait for
+# each other: on a busy core, waiting took four fifths of such a test. One worker more than cores: tests wait for
+# processes and disks a third of their time.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
 	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled libraries are left out.")
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(MALLOC) $(BIN)/python -m pytest -n $$(($(CORES) + 1)) --dist worksteal \
-		--ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(MALLOC) $(BYTECODE) $(BIN)/python -m pytest \
+		-n $$(($(CORES) + 1)) --dist worksteal --ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)
@@ -138,4 +143,4 @@ sbom: $(BASE) $(AUDIT)/.installed
 clean:
 	rm -f reconv/data/decode/_jpeg.so reconv/inference/backends/_winograd.so
 	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find reconv benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find reconv benchmarks tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

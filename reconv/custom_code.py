@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -221,12 +221,25 @@ def source_digests(paths: Sequence[str]) -> dict[str, str]:
     roots = [_roots[path] for path in dict.fromkeys(paths) if path in _roots]
     if not roots:
         return digests  # thousands of modules may be loaded
-    loaded = {Path(name).resolve() for module in list(sys.modules.values()) if (name := _file_of(module))}
+    loaded = _loaded_files()
     for root in roots:
-        files = [root] if root.is_file() else sorted(file for file in loaded if root in file.parents)
+        inside = f"{root}{os.sep}"
+        files = [root] if root.is_file() else sorted(Path(file) for file in loaded if file.startswith(inside))
         for file in files:
             digests[str(file.relative_to(root.parent))] = hashlib.sha256(file.read_bytes()).hexdigest()
     return digests
+
+
+def _loaded_files() -> set[str]:
+    """The source files of all loaded modules, with links resolved; of a folder once, as many files share it."""
+    resolve_folder = cache(os.path.realpath)
+    files = set()
+    for module in list(sys.modules.values()):
+        if name := _file_of(module):
+            folder, base = os.path.split(name)
+            file = os.path.join(resolve_folder(folder), base)
+            files.add(os.path.realpath(file) if os.path.islink(file) else file)
+    return files
 
 
 @contextmanager

@@ -41,6 +41,10 @@ if "RECONV_GPU_TESTS" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Collecting makes objects that stay; looking for garbage among them took more than a second. On again when it is done.
+gc.disable()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the examples of hypothesis the same in every run."""
     if config.getoption("markexpr") == "gpu":  # that machine may have no hypothesis
@@ -53,6 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave modules and collected tests out of garbage collections, which took a third of a second each."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_old_objects() -> Iterator[None]:
+    """Leave what a test module has imported and cached out of the garbage collections of the modules after it."""
+    yield
     gc.collect()
     gc.freeze()
 

@@ -167,3 +167,13 @@ def test_digests_cover_the_loaded_files_of_the_package() -> None:
     parts.write_text("x = 2")
     after = source_digests(["pkg_i.nets:make"])
     assert [name for name in before if before[name] != after[name]] == ["pkg_i/parts.py"]
+
+
+def test_digests_are_of_files_behind_links() -> None:
+    """The folder of the package is a link, and one of its files is a link to a file elsewhere."""
+    write("real/nets.py", "from pkg_j import linked, parts\nmake = 1")
+    write("real/parts.py", "")
+    Path("real/linked.py").symlink_to(write("elsewhere.py", "").absolute())
+    Path("pkg_j").symlink_to("real")
+    load_object("pkg_j.nets:make")
+    assert sorted(source_digests(["pkg_j.nets:make"])) == ["real/nets.py", "real/parts.py"]

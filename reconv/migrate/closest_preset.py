@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from reconv.errors import RecipeError
@@ -41,9 +41,10 @@ def closest_preset(wanted: Recipe, matters: Callable[[str], bool], vendor: str, 
     """
     ranked = []
     target = _Target(wanted, matters)
-    for name, recipe in _preset_recipes().items():
+    for name, preset in _presets().items():
+        recipe = preset.recipe
         if recipe.task == wanted.task and not recipe.derive:
-            count = len(target.differing_fields(recipe))
+            count = len(target.differing_fields(preset))
             is_other = recipe.model.name != wanted.model.name
             likeness = SequenceMatcher(None, hint, name).ratio() if hint else 0.0
             ranked.append((count + 2 * is_other, preset_vendor(name) != vendor, -likeness, name))
@@ -53,16 +54,31 @@ def closest_preset(wanted: Recipe, matters: Callable[[str], bool], vendor: str, 
             break
         match = _changed(name, target)
         if match is not None:
-            other = 2 * (_preset_recipes()[name].model.name != wanted.model.name)  # rather the same network
+            other = 2 * (_presets()[name].recipe.model.name != wanted.model.name)  # rather the same network
             found.append((len(match.changes) + other, rank, match))
             if not match.changes:
                 break
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
+class _Candidate:
+    """A recipe with what is compared of it, computed once: every command is compared with all presets."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        return flatten(self.recipe)
+
+    @cached_property
+    def unused(self) -> set[str]:
+        return {name for name, _ in unused_options(self.recipe)}
+
+
 @cache
-def _preset_recipes() -> dict[str, Recipe]:
-    return {name: load(name).recipe for name in preset_names()}
+def _presets() -> dict[str, _Candidate]:
+    return {name: _Candidate(load(name).recipe) for name in preset_names()}
 
 
 class _Target:
@@ -75,9 +91,9 @@ class _Target:
         self._rate = _effective_rate(wanted)
         self._matters = cache(matters)
 
-    def differing_fields(self, recipe: Recipe) -> list[str]:
+    def differing_fields(self, candidate: _Candidate) -> list[str]:
         """The fields that matter and differ; not those without effect in both, nor equal rates for other batches."""
-        here, there = flatten(recipe), self._values
+        here, there = candidate.values, self._values
         names = [*there, *(name for name in here if name not in there)]
         differing = [
             name
@@ -87,9 +103,9 @@ class _Target:
         if not differing:
             return []
         ignored = {"schedule.base_batch_size", "model.options", "data.options", "loss.options"}
-        if _is_close(_effective_rate(recipe), self._rate):
+        if _is_close(_effective_rate(candidate.recipe), self._rate):
             ignored.add("schedule.lr")
-        ignored |= {name for name, _ in unused_options(recipe)} & self._unused
+        ignored |= candidate.unused & self._unused
         return [name for name in differing if name not in ignored]
 
 
@@ -143,7 +159,7 @@ def _changed(preset: str, target: _Target) -> PresetMatch | None:
         if recipe is None:
             # Another schedule or optimizer needs all of its fields at once.
             return None
-        missing = target.differing_fields(recipe)
+        missing = target.differing_fields(_Candidate(recipe))
         if not missing:
             fewest = {**_pruned(preset, changes, target), **_kept_durations(preset, target.wanted)}
             return PresetMatch(preset, fewest, _load(preset, fewest) or recipe)
@@ -153,7 +169,7 @@ def _changed(preset: str, target: _Target) -> PresetMatch | None:
 
 def _kept_durations(preset: str, wanted: Recipe) -> dict[str, Any]:
     """Durations in epochs that would follow the length, which is in steps there and not in the preset."""
-    if _preset_recipes()[preset].length.unit == wanted.length.unit:
+    if _presets()[preset].recipe.length.unit == wanted.length.unit:
         return {}
     plain = {name: wanted_value(wanted, name) for name in length_fields(wanted.schedule.name, ())}
     return {
@@ -175,7 +191,7 @@ def _pruned(preset: str, changes: Mapping[str, Any], target: _Target) -> Mapping
     for name in list(changes):
         fewer = {key: value for key, value in kept.items() if key != name}
         recipe = _load(preset, fewer)
-        if recipe is not None and not target.differing_fields(recipe):
+        if recipe is not None and not target.differing_fields(_Candidate(recipe)):
             kept = fewer
     return kept
 

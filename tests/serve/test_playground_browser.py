@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chromium import open_chromium
-from detector_example import write_recipe
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from server_process import ServerProcess
@@ -31,10 +30,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def playground(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def playground(classifier: Path, detector: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a classifier and a detector that needs a token."""
     folder = tmp_path_factory.mktemp("playground")
-    detector = reconv.train(write_recipe(folder), out=folder / "run").folder
     tokens = folder / "tokens"
     tokens.write_text(TOKEN)
     runs = (f"digits={classifier}", f"boxes={detector}", "--token-file", tokens)

@@ -1,7 +1,7 @@
 """Runs commands on malicious inputs, each in a forked process with limits of time and memory.
 
 `MaliciousRunner` forks from a process that has done nothing else: what a test process has run before (threads, torch's
-pools) does not survive a fork.
+pools) does not survive a fork. It imports what most commands import when they need it: each fork would do so again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy.ma  # noqa: F401
+import rich.console  # noqa: F401
 import torch
 from malicious_inputs import CASES, Context
 
 import reconv.api
 import reconv.cli
+import reconv.data.inspect.check
 
 LIMIT_S = 60  # of wall-clock time on a busy machine
 CPU_S = 20

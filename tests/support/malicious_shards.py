@@ -58,8 +58,8 @@ TAR = {
     "base256-size": tar_header(b"a.jpg", b"\x80" + b"\xff" * 11, b"0") + TAR_END,
     "negative-size": tar_header(b"a.jpg", b"\xff" * 12, b"0") + TAR_END,
     "longname-huge": tar_header(b"L", b"77777777777\0", b"L") + TAR_END,
-    "longname-chain": b"".join(tar_header(b"L", b"00000000001\0", b"L") + bytes(512) for _ in range(20_000)) + TAR_END,
-    "pax-chain": b"".join(tar_header(b"p", b"00000000000\0", b"x") for _ in range(20_000)) + TAR_END,
+    "longname-chain": (tar_header(b"L", b"00000000001\0", b"L") + bytes(512)) * 20_000 + TAR_END,
+    "pax-chain": tar_header(b"p", b"00000000000\0", b"x") * 20_000 + TAR_END,
     "pax-size": _pax(b"30 size=" + b"9" * 20 + b"\n") + TAR_END,
     "pax-size-digits": _pax(b"%d size=%b\n" % (5012, DIGITS.encode()[:5000])) + TAR_END,
     "pax-length-digits": _pax(DIGITS.encode() + b" size=1\n") + TAR_END,
@@ -76,7 +76,7 @@ TAR = {
     "label-million": tar_bytes({"a.jpg": IMAGE, "a.cls": b"1048576"}),
     "name-up": tar_bytes({"../../a.jpg": IMAGE, "../../a.cls": b"0"}),
     "name-not-utf8": tar_bytes({"\udcff.jpg": IMAGE, "\udcff.cls": b"0"}),
-    "many-members": tar_bytes({f"{n}.txt": b"" for n in range(20_000)}),
+    "many-members": b"".join(tar_header(b"%d.txt" % n, b"00000000000\0", b"0") for n in range(20_000)) + TAR_END,
 }  # fmt: skip
 for _name, _content in TAR.items():
 
