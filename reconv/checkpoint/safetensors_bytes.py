@@ -59,7 +59,7 @@ def encode_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | N
 
 def _memory(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, in the order of its elements."""
-    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    data: memoryview = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return data
 
 

@@ -103,7 +103,7 @@ class CheckpointStore:
     ) -> SavedCheckpoint:
         """Write a checkpoint; when this returns it is on disk under its final name.
 
-        `headers` has the metadata of parts that are weights files.
+        The tensors must not change until then. `headers` has the metadata of parts that are weights files.
         """
         temporary = self._hidden("tmp", step)
         final = self.folder / folder_name(step)

@@ -1,4 +1,7 @@
-"""Counter-based dropout in one kernel, forward and backward, with the bits of `models/layers/dropout`."""
+"""Counter-based dropout in one kernel, forward and backward, with the bits of `models/layers/dropout`.
+
+But for a float16 gradient of a dropped element that overflows when it is scaled: there it becomes NaN, here zero.
+"""
 
 from __future__ import annotations
 
