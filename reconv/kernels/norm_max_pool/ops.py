@@ -1,8 +1,8 @@
 """Batch norm, ReLU and the 3x3 max-pool of stride 2 after a stem's convolution.
 
 Forward reads the input twice (statistics, pool) and writes pooled sizes only; the backward sums read pooled sizes too.
-Supports the padding of `window.STEM_WINDOWS`. Of equal inputs in a window the first wins, as in torch. Inputs are compared,
-so that torch may choose another one where different inputs have the same normalized value after rounding.
+Supports the padding of `window.STEM_WINDOWS`. Of equal inputs in a window the first wins, as in torch. Inputs are
+compared, so that torch may choose another one where different inputs have the same normalized value after rounding.
 """
 
 from __future__ import annotations
