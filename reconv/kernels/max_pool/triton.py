@@ -79,6 +79,15 @@ def _best_of_line(
     return best, where
 
 
+@triton.jit
+def _strip(channels, tiles_across, lines, height, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's channels, which of them exist, its columns, first line and end."""
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) % tiles_across * WIDE + tl.arange(0, WIDE)
+    start = tl.program_id(1) // tiles_across * lines
+    return channel, channel < channels, column, start, tl.minimum(start + lines, height)
+
+
 @triton.jit(do_not_specialize=[*_COUNTS, "lines"])
 def pool_lines(
     x, y, place, eighths, height, width, out_height, out_width, tiles_across, lines,
@@ -89,13 +98,8 @@ def pool_lines(
 
     ABOVE and LEFT are 0 or 1.
     """
-    channels = eighths * 8
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = channel < channels
-    image = tl.program_id(2)
-    column = tl.program_id(1) % tiles_across * WIDE + tl.arange(0, WIDE)
-    start = tl.program_id(1) // tiles_across * lines
-    end = tl.minimum(start + lines, out_height)
+    channels, image = eighths * 8, tl.program_id(2)
+    channel, exists, column, start, end = _strip(channels, tiles_across, lines, out_height, WIDE, BLOCK)
     mask = (column < out_width)[:, None] & exists[None, :]
     at = ((image * out_height * out_width + column) * channels)[:, None] + channel[None, :]
     x += image * height * width * channels
@@ -174,13 +178,8 @@ def gradient_lines(
 
     Each line of windows is read once, and added to the three lines of pixels below it.
     """
-    channels = eighths * 8
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = channel < channels
-    image = tl.program_id(2)
-    column = tl.program_id(1) % tiles_across * WIDE + tl.arange(0, WIDE)
-    start = tl.program_id(1) // tiles_across * lines
-    end = tl.minimum(start + lines, height)
+    channels, image = eighths * 8, tl.program_id(2)
+    channel, exists, column, start, end = _strip(channels, tiles_across, lines, height, WIDE, BLOCK)
     own = (column < width)[:, None] & exists[None, :]
     own_at = ((image * height * width + column) * channels)[:, None] + channel[None, :]
     now = tl.zeros([WIDE, BLOCK], tl.float32)

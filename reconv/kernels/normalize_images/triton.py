@@ -7,17 +7,21 @@ _COUNTS = ["height", "width", "runs_per_line", "stride_n", "stride_c", "stride_h
 
 
 @triton.jit
-def _channels_and_columns(first, RUN: tl.constexpr, CHANNELS: tl.constexpr):
-    """Where the values of runs are that begin at `first` of a line: channels and columns [runs, RUN].
+def _runs(runs_per_line, CHANNELS: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, LINES: tl.constexpr):
+    """The runs of a program: their first line and their first value in it, and the channel and column of each value.
 
     A run begins in `channel` of `pixel`; its k-th value is k % CHANNELS channels and k // CHANNELS pixels further.
     """
+    number = tl.program_id(0) * RUNS + tl.arange(0, RUNS)
+    line = number // runs_per_line
+    first = (number - line * runs_per_line) * RUN
     pixel = first // CHANNELS
     channel = first - pixel * CHANNELS
     k = tl.arange(0, RUN)[None, :]
     c = channel[:, None] + k % CHANNELS
     is_wrapped = c >= CHANNELS
-    return tl.where(is_wrapped, c - CHANNELS, c), pixel[:, None] + (k // CHANNELS + is_wrapped.to(tl.int32))
+    column = pixel[:, None] + (k // CHANNELS + is_wrapped.to(tl.int32))
+    return line * LINES, first, tl.where(is_wrapped, c - CHANNELS, c), column
 
 
 @triton.jit
@@ -50,12 +54,7 @@ def normalize(
     A thread writes runs of RUN neighboring values, each at once, at the same place in LINES lines.
     """
     sample = tl.program_id(1)
-    number = tl.program_id(0) * RUNS + tl.arange(0, RUNS)
-    line = number // runs_per_line
-    first = (number - line * runs_per_line) * RUN
-    line *= LINES
-
-    c, column = _channels_and_columns(first, RUN, CHANNELS)
+    line, first, c, column = _runs(runs_per_line, CHANNELS, RUN, RUNS, LINES)
     scale, offset = _by_channel(factor, c, CHANNELS), _by_channel(shift, c, CHANNELS)
     at = images + _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS)
     at += (line * stride_h)[:, None]
@@ -89,12 +88,7 @@ def normalize_and_mix(
     the mixed one `cutmix_offsets` further.
     """
     sample = tl.program_id(1)
-    number = tl.program_id(0) * RUNS + tl.arange(0, RUNS)
-    line = number // runs_per_line
-    first = (number - line * runs_per_line) * RUN
-    line *= LINES
-
-    c, column = _channels_and_columns(first, RUN, CHANNELS)
+    line, first, c, column = _runs(runs_per_line, CHANNELS, RUN, RUNS, LINES)
     scale, offset = _by_channel(factor, c, CHANNELS), _by_channel(shift, c, CHANNELS)
     at = _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS)
     at_partner, weight = at, 1.0
