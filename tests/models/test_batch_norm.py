@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from reconv.batch import Batch
 from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.models.layers.dropout import DropConnect, Dropout
+from reconv.models.layers.dropout import DropConnect, Dropout, sample_keys
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
@@ -190,6 +190,17 @@ def test_dropout_masks_differ_by_step_layer_and_seed() -> None:
     other = Dropout(0.5)
     LayerState(other, seed=6).set_micro_batch(batch_of(x, (4,)), 0)
     assert not torch.equal(other(x), first)
+
+
+@pytest.mark.parametrize("step", [7, torch.tensor(7)], ids=["host", "device"])
+def test_the_key_of_rows_without_a_sample_is_that_of_position_minus_one(step: int | Tensor) -> None:
+    layer = Dropout(0.5)
+    state = LayerState(layer, seed=5)
+    for start in (0, 2**40):
+        state.set_micro_batch(batch_of(torch.ones(4, 3), (4,), start), step)
+        assert layer.sample_keys is not None and layer.shared_key is not None
+        assert torch.equal(layer.sample_keys, sample_keys(torch.arange(start, start + 4), 7))
+        assert torch.equal(layer.shared_key, sample_keys(torch.tensor([-1]), 7))
 
 
 def test_dropout_is_off_in_evaluation_and_works_outside_the_trainer() -> None:

@@ -48,6 +48,16 @@ def test_cifar_pixels_are_planes_and_its_fine_label_is_the_second_byte(
     assert pixels(sample)[3, 5].tolist() == [record[2 + plane * 1024 + 3 * 32 + 5] for plane in range(3)]
 
 
+def test_the_files_of_cifar_are_in_order(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "binary")
+    raw = b"".join((folder / f"data_batch_{number}.bin").read_bytes() for number in range(1, 6))
+    records = np.frombuffer(raw, np.uint8).reshape(-1, 3073)
+    found = open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
+    assert np.array_equal(found.images.reshape(-1, 3072), records[:, 1:])
+    assert np.array_equal(found.targets, records[:, 0])
+    assert len({image.tobytes() for image in found.images}) == len(found)
+
+
 def test_truncated_cifar_files_are_named_with_the_download_command(
     tmp_path: Path, write_cifar: Callable[..., Path]
 ) -> None:
