@@ -33,7 +33,8 @@ class TimedProcess:
     wall_s: float
     cpu_s: float  # user and system, with all child processes that have ended
     startup_s: float | None  # to the end of the first step
-    after_last_step_s: float  # from the last step, its evaluation included, to the end of the process
+    last_step_s: float  # from the start of the process to the end of the last step, its evaluation included
+    after_last_step_s: float  # from there to the end of the process
     phases_s: dict[str, float]  # add up to wall_s
 
 
@@ -65,12 +66,14 @@ def time_process(train: Sequence[str], out: Path) -> TimedProcess:
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} has ended with code {process.returncode}")
     summary = read_summary(out)
+    after_last_step_s = end_time_s - last_step_time_s(out)
     phases_s: dict[str, float] = summary["phases_s"]
     return TimedProcess(
         wall_s=wall_s,
         cpu_s=usage.ru_utime + usage.ru_stime,
         startup_s=summary["startup_s"],
-        after_last_step_s=end_time_s - last_step_time_s(out),
+        last_step_s=wall_s - after_last_step_s,
+        after_last_step_s=after_last_step_s,
         phases_s={**phases_s, EXIT: wall_s - sum(phases_s.values())},
     )
 
@@ -91,6 +94,7 @@ def describe(processes: Sequence[TimedProcess]) -> list[str]:
         _spread("whole process", processes, lambda p: p.wall_s),
         _spread("CPU time", processes, lambda p: p.cpu_s),
         _spread("process start to first step", processes, lambda p: p.startup_s),
+        _spread("process start to last step and its evaluation", processes, lambda p: p.last_step_s),
         _spread("last step and its evaluation to process end", processes, lambda p: p.after_last_step_s),
     ]
 

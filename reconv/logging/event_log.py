@@ -22,6 +22,7 @@ from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
     CheckpointSaved,
+    DataFingerprint,
     DataWait,
     EvalFinished,
     Event,
@@ -252,7 +253,7 @@ def _key(event: Event, number: int) -> tuple[Any, ...]:
             return (event.kind, event.split, event.index)
         case ImageLogged():
             return (event.kind, event.title)
-        case RunPlanned() | DataWait():
+        case DataFingerprint() | RunPlanned() | DataWait():
             return (event.kind,)
         case _:
             return (event.kind, number)

@@ -31,7 +31,16 @@ class AttemptStarted(Event):
     attempt: int
     from_step: int  # 0: from scratch
     command: tuple[str, ...]
-    environment: Mapping[str, Any]  # versions, device, host, threads, data fingerprint
+    environment: Mapping[str, Any]  # versions, device, host, threads
+
+
+@dataclass(frozen=True, slots=True)
+class DataFingerprint(Event):
+    """Digests of the datasets; an event of its own, as hashing may take longer than the start of an attempt."""
+
+    kind: ClassVar[str] = "data_fingerprint"
+    train: str
+    val: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,7 @@ _CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         AttemptStarted,
+        DataFingerprint,
         RunPlanned,
         TrainProgress,
         EvalFinished,

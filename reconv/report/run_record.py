@@ -15,6 +15,7 @@ from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
     CheckpointSaved,
+    DataFingerprint,
     DataWait,
     EvalFinished,
     Event,
@@ -59,6 +60,7 @@ class RunRecord:
     recipe: Mapping[str, Any]
     recipe_text: str
     plan: RunPlanned | None
+    data_fingerprint: DataFingerprint | None
     attempts: tuple[Attempt, ...]
     progress: tuple[TrainProgress, ...]  # by step
     evaluations: tuple[EvalFinished, ...]
@@ -121,6 +123,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
         recipe=recipe,
         recipe_text=text,
         plan=plan,
+        data_fingerprint=next(iter(_events_of_type(kept, DataFingerprint)), None),
         attempts=tuple(_attempts(events, plan.global_batch_size if plan else 0)),
         progress=tuple(sorted(_events_of_type(kept, TrainProgress), key=lambda e: e.step)),
         evaluations=tuple(sorted(_events_of_type(kept, EvalFinished), key=lambda e: (e.step, e.weights))),

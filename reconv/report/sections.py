@@ -314,8 +314,10 @@ def plan(record: RunRecord) -> Html:
 
 
 def environment(record: RunRecord) -> Html:
-    """The environment of the last attempt."""
-    facts = record.attempts[-1].start.environment if record.attempts else {}
+    """The environment of the last attempt, and the data's fingerprint."""
+    facts = dict(record.attempts[-1].start.environment) if record.attempts else {}
+    if record.data_fingerprint is not None:
+        facts["data fingerprint"] = record.data_fingerprint.train[:16]
     rows = [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in facts.items()

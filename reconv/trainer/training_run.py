@@ -38,7 +38,7 @@ from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
 from reconv.logging.event_log import EventFile, read_event_file
-from reconv.logging.events import AttemptStarted, Event, LogMessage
+from reconv.logging.events import AttemptStarted, DataFingerprint, Event, LogMessage
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, usable_cores
@@ -258,6 +258,7 @@ class TrainingRun(PreparedRun):
             liveness=LivenessFile(self.run_dir.alive if self.process_group.is_rank0 else None),
         )
         trainer.liveness.touch()
+        self.logger.log(DataFingerprint(**self.datasets.fingerprint()))  # computed while the network was built
         self.finalizer.trainer = trainer
         return trainer
 
@@ -405,6 +406,5 @@ def _environment(run: PreparedRun) -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "data": run.datasets.origins[0],
-        "data fingerprint": run.datasets.train.fingerprint()[:16],
         **{f"sha256 of {name}": digest[:16] for name, digest in code_digests(run.recipe).items()},
     }

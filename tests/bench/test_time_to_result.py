@@ -11,9 +11,12 @@ from reconv.logging.phases import Phase
 
 
 def test_medians_are_printed_with_their_spread() -> None:
-    timed = [TimedProcess(wall, wall, None, 0.1, {"imports": 1.0, "exit": wall - 1.0}) for wall in (4.0, 2.0, 3.0)]
+    timed = [
+        TimedProcess(wall, wall, None, wall - 0.1, 0.1, {"imports": 1.0, "exit": wall - 1.0})
+        for wall in (4.0, 2.0, 3.0)
+    ]
     lines = describe(timed)
-    assert len(lines) == len(Phase) + 1 + 5
+    assert len(lines) == len(Phase) + 1 + 6
     assert lines[0].split()[:2] == ["imports", "1.00"] and lines[len(Phase)].split()[:2] == ["exit", "2.00"]
     assert "  whole process: 3.00 s (2.00 to 4.00)" in lines
     assert "  process start to first step: not measured" in lines
@@ -28,6 +31,7 @@ def test_the_phases_of_a_process_add_up_to_its_wall_clock(tmp_path: Path) -> Non
     assert timed.startup_s is not None
     assert timed.phases_s["imports"] < timed.startup_s < timed.wall_s
     assert 0 < timed.after_last_step_s < timed.wall_s
+    assert timed.last_step_s + timed.after_last_step_s == pytest.approx(timed.wall_s)
 
 
 @pytest.mark.slow

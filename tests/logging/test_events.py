@@ -16,6 +16,7 @@ from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
     CheckpointSaved,
+    DataFingerprint,
     DataWait,
     EvalFinished,
     Event,
@@ -33,6 +34,7 @@ from reconv.logging.json_lines import MAX_LINE_BYTES, add_checksum
 
 EVERY_KIND: list[Event] = [
     AttemptStarted(1, 0, ("reconv", "train", "<b>"), {"torch": "2.13", "threads": 2}),
+    DataFingerprint("0f" * 16, "ab" * 16),
     RunPlanned("quickstart", "classification", 440, 22.5, 64, ("line 1", "line 2"), 272_474, "resnet8", 2),
     TrainProgress(5, 0.2, 1.5, 0.1, {"top1": 0.5}, "on mixed images", 2.0, None, None, 0.1, 10, None, 1024.0),
     EvalFinished(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),

@@ -15,6 +15,7 @@ from reconv.logging.event_log import EventLog
 from reconv.logging.events import (
     AttemptStarted,
     CheckpointSaved,
+    DataFingerprint,
     EvalFinished,
     Event,
     ImageLogged,
@@ -118,7 +119,6 @@ def _attempt(
         "threads": 2,
         "host": "workbench",
         "data": "digits, 1,437 train, 360 validation",
-        "data fingerprint": "7f3a90c2d1e4b586",
     }
     lines = (
         "data: 1,437 training and 360 validation samples, 10 classes",
@@ -127,6 +127,7 @@ def _attempt(
     )
     events: list[Event] = [
         AttemptStarted(number, start, command, environment),
+        DataFingerprint("7f3a90c2d1e4b586" * 2, "0d9c51be7a2f4863" * 2),
         RunPlanned(
             "quickstart",
             "classification",

@@ -154,7 +154,9 @@ def _run(words: list[str], code: int = 0) -> None:
 def test_compile_only_neither_evaluates_nor_saves(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Event] = []
     dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
-    assert {e.kind for e in seen} <= {"attempt", "plan", "train", "image", "end", "message", "data_wait"}
+    assert {e.kind for e in seen} <= {
+        *("attempt", "data_fingerprint", "plan", "train", "image", "end", "message", "data_wait")
+    }
     _run(["train", "quickstart", "--set", "data.subset_percent=20", "--compile-only", "--out", "here"])
     assert "nothing was kept" in capsys.readouterr().out
     assert sorted(path.name for path in Path().iterdir()) == ["temporary"]

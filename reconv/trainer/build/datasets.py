@@ -50,7 +50,7 @@ class Datasets:
     def hash_ahead(self) -> None:
         """Compute the fingerprint in a thread where it is a digest of all pixels; `fingerprint` waits for it.
 
-        150 MB take 0.2 to 0.3 s, in which the device is opened: hashing releases the GIL.
+        150 MB take 0.2 to 0.3 s, in which the device is opened and the network is built: hashing releases the GIL.
         """
         if isinstance(self.train, ArrayDataset):
             Thread(target=self.fingerprint, name="fingerprint", daemon=True).start()

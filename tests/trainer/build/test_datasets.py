@@ -17,11 +17,14 @@ from reconv.api import evaluate
 from reconv.data.readers import arrays
 from reconv.errors import DataError, RecipeError, UsageError
 from reconv.inference.show_batch import show_batch
+from reconv.logging.events import DataFingerprint, RunPlanned
+from reconv.logging.events import Event as RunEvent
 from reconv.recipe.loader import load
 from reconv.trainer.build.datasets import Datasets, open_datasets
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.prepare_run import prepare_run
 from reconv.trainer.run_setup import RunArgs
+from reconv.trainer.training_run import TrainingRun
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])
@@ -93,3 +96,28 @@ def test_a_run_computes_the_fingerprint_ahead(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(Datasets, "hash_ahead", lambda datasets: called.append(datasets))
     with prepare_run(RunArgs("quickstart", out=tmp_path / "run", device="cpu")) as run:
         assert called == [run.datasets]
+
+
+def test_the_network_is_built_before_a_run_waits_for_the_fingerprint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    may_end = Event()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert may_end.wait(60)
+        return hashlib.blake2b(*args, **options)
+
+    monkeypatch.setattr(arrays, "hashlib", SimpleNamespace(blake2b=slow))
+    seen: list[RunEvent] = []
+
+    def on_event(event: RunEvent) -> None:
+        seen.append(event)
+        if isinstance(event, RunPlanned):  # logged when there is a network
+            may_end.set()
+
+    with TrainingRun.open("quickstart", out=tmp_path / "run", device="cpu", on_event=on_event) as run:
+        run.trainer()
+        expected = run.datasets.fingerprint()
+    kinds = [type(event) for event in seen]
+    assert kinds.index(RunPlanned) < kinds.index(DataFingerprint)
+    assert DataFingerprint(**expected) in seen
