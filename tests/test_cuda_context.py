@@ -32,18 +32,20 @@ def compile_driver(num_devices: int) -> Path:
 )
 def test_the_context_is_that_of_the_device_of_the_run(device: str, num_devices: int, retained: int) -> None:
     library = compile_driver(num_devices)
-    thread = start_cuda_context(device, str(library))
+    ready: list[int] = []
+    thread = start_cuda_context(device, ready.append, str(library))
     assert thread is not None
     thread.join()
+    assert ready == ([] if retained == -1 else [retained - 40])
     assert ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "retained").value == retained
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "hpu", "cuda:x"])
 def test_other_devices_get_no_context(device: str) -> None:
-    assert start_cuda_context(device, "libdriver.so") is None
+    assert start_cuda_context(device, library="libdriver.so") is None
 
 
 def test_a_machine_without_the_library_is_left_to_torch() -> None:
-    thread = start_cuda_context("cuda", "/no/such/libcuda.so")
+    thread = start_cuda_context("cuda", library="/no/such/libcuda.so")
     assert thread is not None
     thread.join()

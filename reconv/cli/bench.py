@@ -19,10 +19,10 @@ from reconv.cli.options import (
     parse_settings,
     print_line,
     set_option,
-    start_cuda,
     trust_option,
     trust_or_ask,
 )
+from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
@@ -122,6 +122,8 @@ def train(
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     start_cuda(device, devices)
+    with pause_gc():
+        import_torch()
 
     from reconv.bench.baselines import find_baselines
     from reconv.bench.bench_train import bench_train

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from reconv.cli.options import Command, emit_json, json_option, pause_gc
+from reconv.cli.options import Command, emit_json, json_option
+from reconv.cli.start_up import pause_gc
 from reconv.errors import ExitCode
 from reconv.printable import printable
 

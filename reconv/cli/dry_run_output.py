@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from reconv.cli.options import Override, emit_json, print_line
+from reconv.cli.start_up import import_torch, pause_gc
 from reconv.distributed.environment import read_launch_env
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class TrainArgs:
 
 def print_dry_run(args: TrainArgs, steps: int | None) -> int:
     """Make a dry run, without `steps` only compile, and print its result; returns the exit code."""
-    from reconv.api import dry_run
+    with pause_gc():
+        import_torch()
+        from reconv.api import dry_run
 
     result = dry_run(
         args.recipe,

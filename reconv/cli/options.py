@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -252,35 +250,6 @@ def network_options(command: CommandFunction) -> CommandFunction:
     ):
         command = option(command)
     return command
-
-
-@contextmanager
-def pause_gc() -> Iterator[None]:
-    """No garbage collection while torch is imported: it would be a tenth of the time, and the objects stay anyway."""
-    if "torch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def start_cuda(device: str, devices: int | None) -> None:
-    """Start what a run on a GPU needs while torch is imported, unless this process only launches others.
-
-    That is the kernel compiler, a process, and the CUDA context; which GPU a launcher's process uses is decided later.
-    """
-    from reconv.cuda_context import start_cuda_context
-    from reconv.distributed.environment import read_launch_env
-    from reconv.kernels.jit import compile_process
-
-    if devices is None:
-        compile_process.start_compiler(device)
-        if read_launch_env().world_size == 1:
-            start_cuda_context(device)
 
 
 def emit_json(result: object, json_file: str) -> None:

@@ -16,11 +16,11 @@ from reconv.cli.options import (
     parse_settings,
     print_note,
     set_option,
-    start_cuda,
     stop_after_option,
     trust_option,
     trust_or_ask,
 )
+from reconv.cli.start_up import start_cuda
 from reconv.cli.train import epochs_text, run_training, silence_torch, step_range, train
 from reconv.distributed.environment import read_launch_env
 

@@ -23,11 +23,10 @@ from reconv.cli.options import (
     emit_json,
     json_option,
     parse_settings,
-    pause_gc,
     set_option,
-    start_cuda,
     stop_after_option,
 )
+from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
@@ -154,6 +153,7 @@ def run_training(
 ) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     with pause_gc():
+        import_torch()
         from reconv.trainer.python_api import train as run_train  # reconv.api imports all of inference
 
     console = "json" if args.json_file == STDOUT else "quiet" if args.quiet else "auto"

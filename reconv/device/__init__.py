@@ -12,7 +12,7 @@ from reconv.device.base import (
     without_cudnn_benchmark,
 )
 from reconv.device.cpu import Cpu
-from reconv.device.cuda import Cuda, CudaGraph
+from reconv.device.cuda import Cuda, CudaGraph, load_cuda_kernels
 from reconv.device.hpu import Hpu, load_backend
 from reconv.device.mps import Mps
 
@@ -28,6 +28,7 @@ __all__ = [
     "device_kind",
     "is_out_of_memory",
     "load_backend",
+    "load_cuda_kernels",
     "open_device",
     "without_cudnn_benchmark",
 ]
