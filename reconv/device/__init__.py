@@ -12,8 +12,9 @@ from reconv.device.base import (
     without_cudnn_benchmark,
 )
 from reconv.device.cpu import Cpu
-from reconv.device.cuda import Cuda, CudaGraph, load_cuda_kernels
+from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, load_backend
+from reconv.device.load_kernels import load_cuda_kernels
 from reconv.device.mps import Mps
 
 __all__ = [

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.device.load_kernels import load_classifier_kernels
 from reconv.device.pack_tensors import pack_tensors, unpack_tensors
 from reconv.errors import UsageError
 
@@ -149,7 +148,7 @@ class Cuda:
 
     def warm_up(self) -> None:
         """Load cuBLAS and the kernels of a classifier in a thread, once its algorithms are configured."""
-        Thread(target=_train_on_zeros, args=(self.torch, _classifier_loss), name="warm-up").start()
+        load_classifier_kernels(self.torch)
 
     def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy to pinned memory; the returned call waits for that copy only."""
@@ -209,29 +208,6 @@ def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def load_cuda_kernels(index: int) -> None:
-    """Load cuDNN and the kernels that most steps begin with; not cuBLAS, whose configuration is not known yet."""
-    if index < torch.cuda.device_count():
-        _train_on_zeros(torch.device("cuda", index), lambda features: features.float().sum())
-
-
-def _train_on_zeros(device: torch.device, loss: Callable[[Tensor], Tensor]) -> None:
-    """Train as small a network as possible for one step: CUDA loads each kernel when it is first launched."""
-    with suppress(RuntimeError):  # raised again by the first step
-        images, filters = (torch.zeros(8, 8, 1, 1, dtype=torch.half, device=device) for _ in range(2))
-        filters.requires_grad_()
-        features = F.relu(F.batch_norm(F.conv2d(images.requires_grad_(), filters), None, None, training=True))
-        loss(features).backward()
-        gradients = [tensor.grad.float() for tensor in (images, filters) if tensor.grad is not None]
-        torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-
-
-def _classifier_loss(features: Tensor) -> Tensor:
-    weight = torch.zeros(8, 8, dtype=features.dtype, device=features.device, requires_grad=True)
-    targets = torch.zeros(8, dtype=torch.int64, device=features.device)
-    return F.cross_entropy(F.linear(features.flatten(1), weight).float(), targets, label_smoothing=0.1)
 
 
 def _is_packed(tensor: Tensor) -> bool:
