@@ -109,15 +109,14 @@ class FastNet(ReconvModel):
         groups = [(f"groups.{index}", group) for index, group in self.groups.named_children()]
         return [("whitening", self.whitening), *groups, ("head", self.head)]
 
-    def whiten(self, images: Tensor) -> None:
-        """Set the first layer's filters from normalized training images [n, channels, height, width]."""
-        filters = whitening_filters(images)
+    def set_whitening(self, filters: Tensor) -> None:
+        """Set the first layer's filters to these and their negatives."""
         with torch.no_grad():
             self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
 
 def whitening_filters(images: Tensor, smallest: float = _MIN_VARIANCE) -> Tensor:
-    """Filters [d, channels, 2, 2] whose outputs on patches of the images are uncorrelated with variance 1."""
+    """Filters [d, channels, 2, 2] whose outputs on patches of normalized images are uncorrelated with variance 1."""
     num_images, channels, height, width = images.shape
     rows, columns = height - _PATCH + 1, width - _PATCH + 1
     patches = images.new_empty(num_images, rows, columns, channels, _PATCH, _PATCH, dtype=torch.float64)

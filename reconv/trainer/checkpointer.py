@@ -115,6 +115,7 @@ class Checkpointer:
         start_s = time.perf_counter()
         metadata = {
             **self._metadata,
+            "data_fingerprint": self._run.datasets.fingerprint(),
             "step": counters.step,
             "history": list(counters.history),
             "skipped": counters.skipped,
@@ -230,7 +231,10 @@ def weights_headers(state: Mapping[str, Any], recipe: Recipe, step: int) -> dict
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:
-    """What a checkpoint stores besides tensors and counters: enough for inference without its run directory."""
+    """What every checkpoint of a run stores: with its tensors, enough for inference without the run directory.
+
+    The data's fingerprint is not waited for here: it may still be computed.
+    """
     plan, datasets = run.plan, run.datasets
     return {
         "format": 2,
@@ -239,7 +243,6 @@ def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, 
         "class_names": list(datasets.train.class_names),
         **({"display_names": list(datasets.names)} if datasets.names != tuple(datasets.train.class_names) else {}),
         **({"class_ids": list(datasets.train.class_ids)} if isinstance(datasets.train, DetectionDataset) else {}),
-        "data_fingerprint": datasets.fingerprint(),
         **({"code": digests} if (digests := code_digests(run.recipe)) else {}),
         "total_steps": plan.total_steps,
         "threads": plan.threads,

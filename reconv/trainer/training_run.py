@@ -38,7 +38,7 @@ from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.console import make_console
 from reconv.logging.event_log import EventFile, read_event_file
-from reconv.logging.events import AttemptStarted, DataFingerprint, Event, LogMessage
+from reconv.logging.events import AttemptStarted, Event, LogMessage
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, usable_cores
@@ -47,7 +47,7 @@ from reconv.recipe.loader import Override, dump
 from reconv.recipe.recipe_identity import recipe_digest
 from reconv.report.summary import read_summary
 from reconv.trainer.build.code import code_digests, describe_changed_code
-from reconv.trainer.build.data_context import DataWaitLogger, open_data_context
+from reconv.trainer.build.data_context import DataFingerprintLogger, DataWaitLogger, open_data_context
 from reconv.trainer.build.init_weights import check_init
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import build_graph_capture
@@ -258,7 +258,6 @@ class TrainingRun(PreparedRun):
             liveness=LivenessFile(self.run_dir.alive if self.process_group.is_rank0 else None),
         )
         trainer.liveness.touch()
-        self.logger.log(DataFingerprint(**self.datasets.fingerprint()))  # computed while the network was built
         self.finalizer.trainer = trainer
         return trainer
 
@@ -320,6 +319,7 @@ class TrainingRun(PreparedRun):
             EarlyStopping.from_config(self.recipe.early_stopping),
             DataWaitLogger(self.recipe, self.plan, source, cores, self.clock, stage_times, self.logger),
             CheckpointAveraging(self),
+            DataFingerprintLogger(self.datasets, self.logger),
             ReportImages(self),
             LiveReport(self),
             *([MirrorRequests(self.mirror, self.logger)] if self.mirror is not None else []),

@@ -60,7 +60,7 @@ def test_the_first_layer_has_each_filter_and_its_negative() -> None:
     model = build_model("fastnet_cifar", num_classes=10)
     assert isinstance(model, FastNet)
     images = correlated_images()
-    model.whiten(images)
+    model.set_whitening(whitening_filters(images))
     first, second = model.whitening.weight.chunk(2)
     assert torch.equal(first, -second)
     assert torch.equal(first, whitening_filters(images).float())

@@ -18,7 +18,7 @@ import numpy as np
 
 from reconv.data.dataset import I64, U8, Split
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.storage.local import read
+from reconv.data.storage.local import open_ranges, read
 from reconv.errors import DataError
 
 CifarKind = Literal["cifar10", "cifar100"]
@@ -86,7 +86,9 @@ def open_cifar(layout: CifarLayout, folder: Path, split: Split, why: str = "") -
 
 def _read_binary(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
     """Records of label bytes and 3072 pixels in red, green and blue planes."""
-    data = np.frombuffer(read(path), np.uint8)
+    file = open_ranges(path)
+    file.check_not_truncated()
+    data = np.frombuffer(file.read(0, file.size_bytes), np.uint8)  # a local file is mapped: its pixels are copied once
     record = layout.label_bytes + _PIXELS
     if len(data) % record:
         what = f"{path.name} has {len(data)} bytes, which is not a multiple of {record}"

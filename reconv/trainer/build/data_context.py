@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from reconv.batch import Batch
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import with_transfer_dtype
 from reconv.data.pipeline.decode_balance import measure_gpu_decode_fraction
@@ -20,12 +21,14 @@ from reconv.device import Device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import DataWait
+from reconv.logging.events import DataFingerprint, DataWait
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
+from reconv.trainer.build.datasets import Datasets
 from reconv.trainer.callbacks import TrainerCallback
+from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
     from reconv.trainer.trainer import Trainer
@@ -69,6 +72,20 @@ def choose_gpu_decode_fraction(
     return measure_gpu_decode_fraction(
         dataset, preprocess, augment, NvJpegDecoder(device.torch), plan.workers, recipe.seed
     )
+
+
+@dataclass(slots=True)
+class DataFingerprintLogger(TrainerCallback):
+    """Logs the fingerprint of the data after the first step, by when it is computed."""
+
+    datasets: Datasets
+    logger: RunLogger
+    is_logged: bool = False
+
+    def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
+        if not self.is_logged:
+            self.is_logged = True
+            self.logger.log(DataFingerprint(**self.datasets.fingerprint()))
 
 
 @dataclass(slots=True)

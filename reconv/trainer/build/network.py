@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reconv.custom_code import code_errors
 from reconv.data.dataset import Dataset
@@ -34,7 +35,8 @@ from reconv.models.activation_checkpoint import (
     segment_stages,
 )
 from reconv.models.external import check_image_sizes
-from reconv.models.fastnet import FastNet
+from reconv.models.fastnet import SPECS as WHITENED
+from reconv.models.fastnet import FastNet, whitening_filters
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
 from reconv.models.resnet import SPECS as BACKBONES
@@ -295,16 +297,38 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
     return capture
 
 
-def init_whitening(network: Network, recipe: Recipe, dataset: Dataset) -> str:
-    """Initialize the whitening layer of a network that has one from training images; returns a note for the log."""
-    if not isinstance(network.model, FastNet):
-        return ""
+@dataclass(frozen=True, slots=True)
+class Whitening:
+    """Filters for the first layer of a `FastNet`."""
+
+    filters: Tensor
+    num_images: int  # that they were fitted to
+
+    def init(self, network: Network) -> str:
+        """Initialize the network's first layer; returns a note for the log."""
+        assert isinstance(network.model, FastNet)
+        network.model.set_whitening(self.filters)
+        fitted = f"fitted to {self.num_images:,} training images"
+        return f"the first layer whitens image patches, {fitted}, and is not trained"
+
+
+def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[Whitening] | None:
+    """Fit the whitening layer of a network that has one, in a thread: meanwhile the network is built."""
+    if recipe.model.name not in WHITENED:
+        return None
+    thread = ThreadPoolExecutor(1, "whitening")
+    future = thread.submit(_fit_whitening, recipe, dataset)
+    thread.shutdown(wait=False)
+    return future
+
+
+def _fit_whitening(recipe: Recipe, dataset: Dataset) -> Whitening:
     subset = subsample(dataset, min(100.0, 100 * NUM_WHITENING_IMAGES / len(dataset)))
     bad_samples = BadSamples(recipe.data.bad_images.limit)  # they are logged when training meets them
     context = DataContext.on_host()
     [batch] = EvalLoader(subset, recipe.data.preprocess, len(subset), context, bad_samples=bad_samples)
-    network.model.whiten(EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"])
-    return f"the first layer whitens image patches, fitted to {len(subset):,} training images, and is not trained"
+    images = EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"]
+    return Whitening(whitening_filters(images), len(subset))
 
 
 def detector_options(recipe: Recipe) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from reconv.trainer.build.network import (
     build_network,
     build_train_preprocess,
     compile_ahead,
-    init_whitening,
+    start_whitening,
 )
 from reconv.trainer.build.task_builder import (
     AnyTask,
@@ -114,6 +114,8 @@ class TrainState:
 def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     """Build the network with its initial weights, its task and its optimizer, and log the plan."""
     recipe, plan, device = run.recipe, run.plan, run.device
+    is_new = recipe.model.init is None and not run.restore_point.is_resumed
+    whitening = start_whitening(recipe, run.datasets.train) if is_new else None
     network = build_network(recipe, plan.num_classes, device)
     trained = freeze_parameters(network, recipe)
     logger.log(
@@ -137,6 +139,7 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     teacher = open_teacher(recipe, class_names, device, run.restore_point.state, run.trust_code)
     for text in (
         *_init(run, network, logger),
+        *([whitening.result().init(network)] if whitening else []),
         *([str(trained)] if trained else []),
         *([teacher.note] if teacher else []),
     ):
@@ -169,8 +172,6 @@ def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
     """Initialize the weights of the network; returns notes for the log."""
     recipe, is_resumed = run.recipe, run.restore_point.is_resumed
     notes = init_weights(network, recipe, run.plan.num_classes, is_resumed=is_resumed, log=logger.info)
-    if recipe.model.init is None and not is_resumed and (note := init_whitening(network, recipe, run.datasets.train)):
-        notes.append(note)
     if note := describe_dropped_boxes(run.datasets.train, recipe.detection.max_gt_boxes):
         notes.append(note)
     if network.recomputed is not None:

@@ -14,16 +14,19 @@ from PIL import Image
 
 import reconv
 from reconv.api import evaluate
+from reconv.checkpoint.store import CheckpointStore
 from reconv.data.readers import arrays
 from reconv.errors import DataError, RecipeError, UsageError
 from reconv.inference.show_batch import show_batch
-from reconv.logging.events import DataFingerprint, RunPlanned
+from reconv.logging.events import DataFingerprint
 from reconv.logging.events import Event as RunEvent
 from reconv.recipe.loader import load
 from reconv.trainer.build.datasets import Datasets, open_datasets
+from reconv.trainer.callbacks import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.prepare_run import prepare_run
 from reconv.trainer.run_setup import RunArgs
+from reconv.trainer.trainer import Trainer
 from reconv.trainer.training_run import TrainingRun
 
 
@@ -98,26 +101,28 @@ def test_a_run_computes_the_fingerprint_ahead(monkeypatch: pytest.MonkeyPatch, t
         assert called == [run.datasets]
 
 
-def test_the_network_is_built_before_a_run_waits_for_the_fingerprint(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    may_end = Event()
+class SetEvent(TrainerCallback):
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+    def on_batch_fetch_end(self, trainer: Trainer, step: int) -> None:
+        self.event.set()
+
+
+def test_the_first_step_does_not_wait_for_the_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    may_end, seen = Event(), list[RunEvent]()
 
     def slow(*args: Any, **options: Any) -> Any:
         assert may_end.wait(60)
         return hashlib.blake2b(*args, **options)
 
     monkeypatch.setattr(arrays, "hashlib", SimpleNamespace(blake2b=slow))
-    seen: list[RunEvent] = []
-
-    def on_event(event: RunEvent) -> None:
-        seen.append(event)
-        if isinstance(event, RunPlanned):  # logged when there is a network
-            may_end.set()
-
-    with TrainingRun.open("quickstart", out=tmp_path / "run", device="cpu", on_event=on_event) as run:
-        run.trainer()
+    overrides = [("length", "2step", "--set")]
+    with TrainingRun.open("quickstart", overrides, out=tmp_path / "run", device="cpu", on_event=seen.append) as run:
+        trainer = run.trainer()
+        trainer.callbacks = [*trainer.callbacks, SetEvent(may_end)]
+        trainer.fit()
         expected = run.datasets.fingerprint()
-    kinds = [type(event) for event in seen]
-    assert kinds.index(RunPlanned) < kinds.index(DataFingerprint)
-    assert DataFingerprint(**expected) in seen
+    assert [event for event in seen if isinstance(event, DataFingerprint)] == [DataFingerprint(**expected)]
+    folder = tmp_path / "run" / "checkpoints"
+    assert CheckpointStore(folder).load(folder / "step-000000002").state["data_fingerprint"] == expected
