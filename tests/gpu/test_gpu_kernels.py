@@ -49,7 +49,7 @@ from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
 from reconv.kernels.conv1x1_norm_backward import ops as conv_backward
 from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.depthwise.ops import depthwise_conv
+from reconv.kernels.depthwise import ops as depthwise
 from reconv.kernels.excitation.ops import excitation_gate
 from reconv.kernels.fused_modules.fused_layers import FusedDropout
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
@@ -78,6 +78,7 @@ NORM_SHAPES = (  # channels, side
     (72, 13),  # fills no block of channels and no tile of rows
 )  # fmt: skip
 GROUPS = ((8,), (3, 3, 2))
+DEPTHWISE_STRIDE1 = ((32, 112, 3), (144, 56, 3), (960, 7, 3), (240, 28, 5), (1152, 7, 5), (40, 13, 5))
 DEPTHWISE = (
     (96, 112, 3),
     (144, 56, 3),
@@ -484,7 +485,25 @@ def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dt
         random_tensor(channels, 1, kernel, kernel, dtype=dtype),
     ]
     plain = partial(F.conv2d, stride=2, padding=kernel // 2, groups=channels)
-    assert worst_error(leaves, partial(depthwise_conv, stride=2), plain) <= TOLERANCES[dtype]
+    assert worst_error(leaves, partial(depthwise.depthwise_conv, stride=2), plain) <= TOLERANCES[dtype]
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("channels, side, kernel", DEPTHWISE_STRIDE1)
+def test_depthwise_convolution_with_the_statistics_of_its_output(
+    channels: int, side: int, kernel: int, groups: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = random_tensor(sum(groups), channels, side, side, dtype=dtype)
+    weight = random_tensor(channels, 1, kernel, kernel, dtype=dtype)
+    plain = partial(F.conv2d, padding=kernel // 2, groups=channels)
+    assert worst_error([x, weight], depthwise.depthwise_conv, plain) <= TOLERANCES[dtype]
+    of = random_norm(channels)
+    y, stats = depthwise.depthwise_conv_statistics(x, weight, of, groups)
+    assert torch.equal(y, depthwise.depthwise_conv(x, weight))
+    torch.testing.assert_close(stats, norm.statistics(y, of, channel_rows(y, groups)), rtol=1e-4, atol=1e-4)
+    again = [depthwise.depthwise_conv_statistics(x, weight, of, groups)[1] for _ in range(3)]
+    assert all(torch.equal(stats, other) for other in again), "sums are in a fixed order"
 
 
 @half_dtypes

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, pairwise
+from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
+from torch import Tensor
 
-from reconv.kernels.depthwise.ops import depthwise_conv
+from reconv.kernels.depthwise.ops import (
+    CONV,
+    StripTile,
+    conv_and_statistics,
+    conv_output,
+    depthwise_conv,
+    depthwise_conv_statistics,
+    supports_kernels,
+    weight_gradient,
+)
 from reconv.kernels.jit.launch import trace_launches
 
 
@@ -24,6 +34,83 @@ def test_stride_1_equals_torchs(shape: tuple[int, ...], kernel: int) -> None:
         y.backward(dy)
         results.append((y, *(leaf.grad for leaf in leaves)))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def gradients_by_kernels(x: Tensor, weight: Tensor, dy: Tensor, config: StripTile) -> tuple[Tensor, Tensor, Tensor]:
+    output, dx = conv_output(x, weight, config), conv_output(dy, weight, config, flip=True)
+    return output, dx, weight_gradient(dy, x, weight, config)
+
+
+# Lines of 7, 4 and an odd number of columns, images of one pixel, of fewer lines than the kernel, and many programs.
+@pytest.mark.parametrize(
+    "shape, kernel, dtype, config",
+    pairwise(
+        [(2, 24, 9, 7), (3, 8, 1, 1), (1, 72, 4, 6), (2, 16, 2, 13), (3, 16, 5, 14)],
+        [3, 5],
+        [torch.float16, torch.bfloat16],
+        [StripTile(7, 2, 1, 1), StripTile(4, 4, 1, 3), StripTile(7, 2, 1, 1000)],
+    ),
+    ids=str,
+)
+def test_kernels_of_stride_1_equal_torchs(
+    shape: tuple[int, ...], kernel: int, dtype: torch.dtype, config: StripTile
+) -> None:
+    x, weight, dy = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1), draw(shape, dtype, 2)
+    exact = as_float64(x), as_float64(weight)
+    expected = F.conv2d(*exact, padding=kernel // 2, groups=shape[1])
+    expected.backward(dy.double())
+    found = gradients_by_kernels(x.detach(), weight.detach().contiguous(), dy.detach(), config)
+    for value, exactly in zip(found, (expected, *(leaf.grad for leaf in exact)), strict=True):
+        assert value.dtype == dtype
+        assert_near(value, exactly, 4e-3 if dtype == torch.float16 else 1.6e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_convolution_of_stride_1_in_half_precision_uses_the_kernels(dtype: torch.dtype) -> None:
+    x, weight, dy = draw((2, 24, 6, 7), dtype, 0), draw((24, 1, 3, 3), dtype, 1), draw((2, 24, 6, 7), dtype, 2)
+    y = depthwise_conv(x, weight)
+    y.backward(dy)
+    found = gradients_by_kernels(x.detach(), weight.detach().contiguous(), dy.detach(), CONV[3])
+    for value, again in zip((y, x.grad, weight.grad), found, strict=True):
+        assert value is not None and torch.equal(value, again)
+
+
+@pytest.mark.parametrize(
+    "groups, kernel, splits, offset",
+    pairwise([(5,), (2, 3), (1, 1, 3)], [3, 5], [1, 1000], [0.0, 300.0]),
+    ids=str,
+)
+def test_the_statistics_are_those_of_the_output(
+    groups: tuple[int, ...], kernel: int, splits: int, offset: float
+) -> None:
+    """Also where the mean is much larger than the standard deviation."""
+    x = draw((sum(groups), 24, 6, 9), torch.float16, 0, offset).detach()
+    weight = draw((24, 1, kernel, kernel), torch.float16, 1).detach().contiguous() / kernel**2
+    norm = parameters(24, 2)
+    y, stats = conv_and_statistics(x, weight, norm, groups, StripTile(4, 2, 1, splits))
+    assert torch.equal(y, conv_output(x, weight, CONV[kernel]))
+    _, expected = plain(y.double(), norm_as_float64(norm), groups)
+    torch.testing.assert_close(stats[:, :2].double(), expected, rtol=2e-5, atol=1e-5)
+    rstd = torch.stack([(part.double().var((0, 2, 3), correction=0) + norm.eps).rsqrt() for part in y.split(groups)])
+    torch.testing.assert_close(stats[:, 2].double(), rstd, rtol=2e-5, atol=0)
+
+
+def test_the_statistics_have_no_gradient_and_the_output_has() -> None:
+    x, weight = draw((2, 8, 5, 7), torch.float16, 0), draw((8, 1, 3, 3), torch.float16, 1)
+    y, stats = depthwise_conv_statistics(x, weight, parameters(8, 2), (2,))
+    assert not stats.requires_grad
+    y.sum().backward()
+    expected = x.grad, weight.grad
+    x.grad = weight.grad = None
+    depthwise_conv(x, weight).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(expected, (x.grad, weight.grad), strict=True))
+
+
+@pytest.mark.parametrize("dtype, kernel, stride", [(torch.float32, 3, 1), (torch.float16, 7, 1), (torch.float16, 3, 2)])
+def test_other_convolutions_are_left_to_cudnn(dtype: torch.dtype, kernel: int, stride: int) -> None:
+    x, weight = draw((1, 8, 5, 5), dtype, 0), draw((8, 1, kernel, kernel), dtype, 1)
+    assert not supports_kernels(x, weight, stride)
+    assert supports_kernels(x.half(), weight[..., :3, :3].half(), 1)
 
 
 @pytest.mark.parametrize(

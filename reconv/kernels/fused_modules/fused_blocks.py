@@ -173,7 +173,8 @@ class FusedInvertedResidual(InvertedResidual):
         for layer in layers:
             y = layer(y)
         assert isinstance(depthwise, ConvNormAct)
-        y = norm_act_conv1x1(depthwise[1], depthwise[0](y), depthwise[2], conv)
+        y, stats = conv_statistics(depthwise[0], depthwise[1], y)
+        y = norm_act_conv1x1(depthwise[1], y, depthwise[2], conv, stats)
         return norm_add_act(norm, y, shortcut, None, _IDENTITY) if self.has_shortcut else norm(y)
 
 
@@ -191,7 +192,8 @@ class FusedMBConv(MBConv):
             assert isinstance(middle, ConvNormAct)
             for layer in layers:
                 y = layer(y)
-            y = norm_act_squeeze_excite(middle[1], middle[0](y), middle[2], se)
+            y, stats = conv_statistics(middle[0], middle[1], y)
+            y = norm_act_squeeze_excite(middle[1], y, middle[2], se, stats)
         else:
             for layer in layers:
                 y = layer(y)

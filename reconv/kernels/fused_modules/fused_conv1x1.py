@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from reconv.kernels import dispatch
 from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d
+from reconv.kernels.fused_modules.fused_layers import FusedDepthwiseConv2d, FusedStemConv2d
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, norm_act
 from reconv.kernels.fused_modules.plain_layers import ACTIVATIONS, has_hooks
 
@@ -28,6 +28,10 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
     if isinstance(norm, FusedBatchNorm2d) and is_plain_conv1x1(conv) and norm.supports(x):
         assert isinstance(conv, nn.Conv2d)
         found = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
+        if found is not None:
+            return found
+    if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedDepthwiseConv2d) and norm.supports(x):
+        found = None if has_hooks(conv) else conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
         if found is not None:
             return found
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedStemConv2d) and supports_stem(conv, norm, x):
@@ -127,18 +131,20 @@ def supports_expansion(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> bo
     return supports(x, conv.weight)
 
 
-def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module) -> Tensor:
-    """conv(act(norm(x)))"""
+def norm_act_conv1x1(
+    norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module, stats: Tensor | None = None
+) -> Tensor:
+    """conv(act(norm(x))); `stats` are x's statistics, if they are known."""
     name = ACTIVATIONS.get(type(act))
     if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_conv1x1(norm, conv, x):
         from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 
         assert isinstance(conv, nn.Conv2d)
         filters = conv.weight.to(x.dtype)
-        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name)
+        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name, stats)
         norm.record(statistics)
         return y
-    out: Tensor = conv(norm_act(norm, x, act))
+    out: Tensor = conv(norm_act(norm, x, act, stats))
     return out
 
 

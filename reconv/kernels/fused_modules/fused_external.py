@@ -26,11 +26,12 @@ from reconv.kernels.block_graph import (
 )
 from reconv.kernels.fused_modules.fused_conv1x1 import (
     conv1x1_norm_act,
+    conv_statistics,
     norm_act_conv1x1,
     supports_conv1x1,
     supports_expansion,
 )
-from reconv.kernels.fused_modules.fused_layers import SqueezeExciteKernels, excitation_gate
+from reconv.kernels.fused_modules.fused_layers import FusedDepthwiseConv2d, SqueezeExciteKernels, excitation_gate
 from reconv.kernels.fused_modules.fused_norm import (
     FusedBatchNorm2d,
     FusedBatchNormAct2d,
@@ -237,29 +238,39 @@ def _apply(layers: Sequence[nn.Module], x: Tensor | DualUse) -> Tensor | DualUse
     return x
 
 
-def _apply_norm(norm: FusedBatchNorm2d, x: Tensor, following: Sequence[nn.Module]) -> tuple[Tensor | DualUse, int]:
-    """The output of a norm and of the layers behind it that are fused with it, and how many they are."""
+def _apply_norm(
+    norm: FusedBatchNorm2d, x: Tensor, following: Sequence[nn.Module], stats: Tensor | None = None
+) -> tuple[Tensor | DualUse, int]:
+    """The output of a norm and of the layers behind it that are fused with it, and how many they are.
+
+    `stats` are x's statistics, if they are known.
+    """
     act, used = _act_behind(norm, following)
     if act is None or not norm.supports_batch(x):
         return norm(x), 0
     after = following[used] if len(following) > used and not has_hooks(following[used]) else _IDENTITY
     if isinstance(after, SqueezeExciteKernels) and supports_excite(norm, after, x):
-        return norm_act_squeeze_excite(norm, x, act, after), used + 1
+        return norm_act_squeeze_excite(norm, x, act, after, stats), used + 1
     if isinstance(after, nn.Conv2d) and _is_plain_conv(after) and supports_conv1x1(norm, after, x):
-        return norm_act_conv1x1(norm, x, act, after), used + 1
+        return norm_act_conv1x1(norm, x, act, after, stats), used + 1
     if isinstance(after, nn.MaxPool2d) and used:
         return norm_act_pool(norm, x, act, after), used + 1
-    return norm_act(norm, x, act), used
+    return norm_act(norm, x, act, stats), used
 
 
-def _apply_conv(conv: nn.Conv2d, x: Tensor, following: Sequence[nn.Module]) -> tuple[Tensor, int]:
+def _apply_conv(conv: nn.Conv2d, x: Tensor, following: Sequence[nn.Module]) -> tuple[Tensor | DualUse, int]:
     """The output of a convolution and of the norm and activation that are fused with it, and how many they are.
 
     Where squeeze-and-excitation follows, the norm is fused with that instead.
     """
     norm = following[0] if following else _IDENTITY
-    is_gated = any(isinstance(layer, SqueezeExciteKernels) for layer in following)
-    if isinstance(norm, FusedBatchNorm2d) and not has_hooks(norm) and not is_gated and norm.supports_batch(x):
+    if not isinstance(norm, FusedBatchNorm2d) or has_hooks(norm) or not norm.supports_batch(x):
+        return conv(x), 0
+    if isinstance(conv, FusedDepthwiseConv2d):
+        y, stats = conv_statistics(conv, norm, x)
+        out, used = _apply_norm(norm, y, following[1:], stats)
+        return out, 1 + used
+    if not any(isinstance(layer, SqueezeExciteKernels) for layer in following):
         act, used = _act_behind(norm, following[1:])
         if act is not None and supports_expansion(conv, norm, x):
             return conv1x1_norm_act(conv, norm, x, act), 1 + used

@@ -72,7 +72,7 @@ class FusedStemConv2d(nn.Conv2d):
 
 
 class FusedDepthwiseConv2d(nn.Conv2d):
-    """A depthwise convolution whose input gradient is not left to cuDNN."""
+    """A depthwise convolution that is not, or not all of it, left to cuDNN."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and dispatch.supports(x):
@@ -81,6 +81,17 @@ class FusedDepthwiseConv2d(nn.Conv2d):
             dtype = dispatch.conv_output_dtype(x)
             return depthwise_conv(x.to(dtype), self.weight.to(dtype), self.stride[0])
         return super().forward(x)
+
+    def forward_statistics(self, x: Tensor, norm: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """The output and its statistics; None where separate kernels compute them."""
+        if not (self.training and dispatch.supports(x)) or len(x) != sum(groups):
+            return None
+        from reconv.kernels.depthwise.ops import depthwise_conv_statistics, supports_kernels
+
+        dtype = dispatch.conv_output_dtype(x)
+        x, weight = x.to(dtype), self.weight.to(dtype)
+        is_supported = supports_kernels(x, weight, self.stride[0])
+        return depthwise_conv_statistics(x, weight, norm, groups) if is_supported else None
 
 
 class FusedGroupedConv2d(nn.Conv2d):

@@ -134,17 +134,21 @@ def _record_parts(norms: Sequence[FusedBatchNorm2d], statistics: Tensor) -> None
         norm.record(own)
 
 
-def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.Module) -> Tensor:
-    """se(act(norm(x)))"""
+def norm_act_squeeze_excite(
+    norm: nn.Module, x: Tensor, act: nn.Module, se: nn.Module, stats: Tensor | None = None
+) -> Tensor:
+    """se(act(norm(x))); `stats` are x's statistics, if they are known."""
     name = ACTIVATIONS.get(type(act))
     if name is not None and isinstance(norm, FusedBatchNorm2d) and supports_excite(norm, se, x):
         from reconv.kernels.norm_squeeze_excite.ops import batch_norm_act_squeeze_excite
 
         assert isinstance(se, SqueezeExciteKernels)
-        y, statistics = batch_norm_act_squeeze_excite(x, norm.norm_params(), norm.group_sizes(), name, se.gate_of_means)
+        y, statistics = batch_norm_act_squeeze_excite(
+            x, norm.norm_params(), norm.group_sizes(), name, se.gate_of_means, stats
+        )
         norm.record(statistics)
         return y
-    out: Tensor = se(norm_act(norm, x, act))
+    out: Tensor = se(norm_act(norm, x, act, stats))
     return out
 
 

@@ -58,11 +58,16 @@ def supports(x: Tensor, filters: Tensor) -> bool:
 
 
 def batch_norm_act_conv1x1(
-    x: Tensor, norm: NormParams, filters: Tensor, groups: Sequence[int], act: Activation
+    x: Tensor,
+    norm: NormParams,
+    filters: Tensor,
+    groups: Sequence[int],
+    act: Activation,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """conv1x1(act(norm(x))), and mean, unbiased variance and 1 / std [groups, 3, channels] of x."""
+    """conv1x1(act(norm(x))), and mean, unbiased variance and 1 / std [groups, 3, channels] of x, which may be given."""
     output: tuple[Tensor, Tensor] = _BatchNormActConv1x1.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, filters, norm, groups, act
+        x, norm.weight, norm.bias, filters, norm, groups, act, stats
     )
     return output
 
@@ -78,9 +83,10 @@ class _BatchNormActConv1x1(Function):
         norm: NormParams,
         groups: Sequence[int],
         act: Activation,
+        stats: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
         filters = filters.contiguous()
         ctx.save_for_backward(*operand.tensors(), filters)
         ctx.rows, ctx.act = rows, act
@@ -96,7 +102,7 @@ class _BatchNormActConv1x1(Function):
         sums, dfilters = gradient_sums(dy, operand, filters, ctx.rows, ctx.act)
         dx = input_gradient(dy, operand, filters, sums, ctx.rows, ctx.act)
         dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
-        return dx, dweight, dbias, dfilters, None, None, None
+        return dx, dweight, dbias, dfilters, None, None, None, None
 
 
 def conv_output(operand: NormInput, filters: Tensor, rows: ChannelRows, act: Activation) -> Tensor:

@@ -41,10 +41,16 @@ def supports(x: Tensor) -> bool:
 
 
 def batch_norm_act_squeeze_excite(
-    x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation, gate_fn: GateFunction
+    x: Tensor,
+    norm: NormParams,
+    groups: Sequence[int],
+    act: Activation,
+    gate_fn: GateFunction,
+    stats: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """act(norm(x)) times the gate computed from its means, both [n, channels, 1, 1], and the statistics of x."""
-    (output,), stats = _norm_gate(x, norm, groups, act, gate_fn, None)
+    """act(norm(x)) times the gate computed from its means, both [n, channels, 1, 1], and the statistics of x, which
+    may be given."""
+    (output,), stats = _norm_gate(x, norm, groups, act, gate_fn, None, stats)
     return output, stats
 
 
