@@ -57,11 +57,13 @@ def start_cuda(device: str, devices: int | None) -> None:
 
 
 def _load_kernels(index: int) -> None:
-    """Load the kernels that most steps begin with, as soon as torch is imported."""
+    """Load the kernels that most steps begin with, and Triton for our own, as soon as torch is imported."""
     _torch_imported.wait()
     from reconv.device import load_cuda_kernels
+    from reconv.kernels.jit.compile_ahead import import_triton
 
     load_cuda_kernels(index)
+    import_triton()
 
 
 def import_torch() -> None:
@@ -76,7 +78,8 @@ def import_torch() -> None:
         load_torch_libraries()
         for name in _WITHOUT_LIBRARIES:
             importlib.import_module(name)
-    importlib.import_module("reconv.device")  # here, so that the thread that waits does not import it, too
+    for name in ("reconv.device", "reconv.kernels.jit.compile_ahead"):
+        importlib.import_module(name)  # here: two threads must not import the same modules in another order
     _torch_imported.set()
 
 
