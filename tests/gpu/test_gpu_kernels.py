@@ -78,7 +78,7 @@ NORM_SHAPES = (  # channels, side
     (72, 13),  # fills no block of channels and no tile of rows
 )  # fmt: skip
 GROUPS = ((8,), (3, 3, 2))
-DEPTHWISE_STRIDE1 = ((32, 112, 3), (144, 56, 3), (960, 7, 3), (240, 28, 5), (1152, 7, 5), (40, 13, 5))
+DEPTHWISE_KERNELS = ((32, 112, 3), (144, 56, 3), (960, 7, 3), (240, 28, 5), (1152, 7, 5), (40, 13, 5))
 DEPTHWISE = (
     (96, 112, 3),
     (144, 56, 3),
@@ -490,19 +490,20 @@ def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dt
 
 @half_dtypes
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
-@pytest.mark.parametrize("channels, side, kernel", DEPTHWISE_STRIDE1)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels, side, kernel", DEPTHWISE_KERNELS)
 def test_depthwise_convolution_with_the_statistics_of_its_output(
-    channels: int, side: int, kernel: int, groups: tuple[int, ...], dtype: torch.dtype
+    channels: int, side: int, kernel: int, stride: int, groups: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     x = random_tensor(sum(groups), channels, side, side, dtype=dtype)
     weight = random_tensor(channels, 1, kernel, kernel, dtype=dtype)
-    plain = partial(F.conv2d, padding=kernel // 2, groups=channels)
-    assert worst_error([x, weight], depthwise.depthwise_conv, plain) <= TOLERANCES[dtype]
+    plain = partial(F.conv2d, stride=stride, padding=kernel // 2, groups=channels)
+    assert worst_error([x, weight], partial(depthwise.depthwise_conv, stride=stride), plain) <= TOLERANCES[dtype]
     of = random_norm(channels)
-    y, stats = depthwise.depthwise_conv_statistics(x, weight, of, groups)
-    assert torch.equal(y, depthwise.depthwise_conv(x, weight))
+    y, stats = depthwise.depthwise_conv_statistics(x, weight, stride, of, groups)
+    assert torch.equal(y, depthwise.depthwise_conv(x, weight, stride))
     torch.testing.assert_close(stats, norm.statistics(y, of, channel_rows(y, groups)), rtol=1e-4, atol=1e-4)
-    again = [depthwise.depthwise_conv_statistics(x, weight, of, groups)[1] for _ in range(3)]
+    again = [depthwise.depthwise_conv_statistics(x, weight, stride, of, groups)[1] for _ in range(3)]
     assert all(torch.equal(stats, other) for other in again), "sums are in a fixed order"
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
-from torch import Tensor
 
 from reconv.kernels.depthwise.ops import (
     CONV,
+    WEIGHT_GRADIENT,
     StripTile,
     conv_and_statistics,
     conv_output,
@@ -19,6 +19,8 @@ from reconv.kernels.depthwise.ops import (
     weight_gradient,
 )
 from reconv.kernels.jit.launch import trace_launches
+
+HALF_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
 
 
 @pytest.mark.parametrize("shape, kernel", [((2, 24, 9, 7), 3), ((3, 8, 1, 1), 5), ((1, 16, 2, 13), 7)], ids=str)
@@ -36,80 +38,86 @@ def test_stride_1_equals_torchs(shape: tuple[int, ...], kernel: int) -> None:
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-def gradients_by_kernels(x: Tensor, weight: Tensor, dy: Tensor, config: StripTile) -> tuple[Tensor, Tensor, Tensor]:
-    output, dx = conv_output(x, weight, config), conv_output(dy, weight, config, flip=True)
-    return output, dx, weight_gradient(dy, x, weight, config)
-
-
 # Lines of 7, 4 and an odd number of columns, images of one pixel, of fewer lines than the kernel, and many programs.
 @pytest.mark.parametrize(
-    "shape, kernel, dtype, config",
+    "shape, kernel, stride, dtype, config",
     pairwise(
         [(2, 24, 9, 7), (3, 8, 1, 1), (1, 72, 4, 6), (2, 16, 2, 13), (3, 16, 5, 14)],
         [3, 5],
+        [1, 2],
         [torch.float16, torch.bfloat16],
         [StripTile(7, 2, 1, 1), StripTile(4, 4, 1, 3), StripTile(7, 2, 1, 1000)],
     ),
     ids=str,
 )
-def test_kernels_of_stride_1_equal_torchs(
-    shape: tuple[int, ...], kernel: int, dtype: torch.dtype, config: StripTile
+def test_output_and_weight_gradient_of_kernels_equal_torchs(
+    shape: tuple[int, ...], kernel: int, stride: int, dtype: torch.dtype, config: StripTile
 ) -> None:
-    x, weight, dy = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1), draw(shape, dtype, 2)
+    x, weight = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1)
     exact = as_float64(x), as_float64(weight)
-    expected = F.conv2d(*exact, padding=kernel // 2, groups=shape[1])
+    expected = F.conv2d(*exact, stride=stride, padding=kernel // 2, groups=shape[1])
+    dy = draw(expected.shape, dtype, 2).detach()
     expected.backward(dy.double())
-    found = gradients_by_kernels(x.detach(), weight.detach().contiguous(), dy.detach(), config)
-    for value, exactly in zip(found, (expected, *(leaf.grad for leaf in exact)), strict=True):
+    x, weight = x.detach(), weight.detach().contiguous()
+    found = conv_output(x, weight, stride, config), weight_gradient(dy, x, weight, stride, config)
+    for value, exactly in zip(found, (expected, exact[1].grad), strict=True):
         assert value.dtype == dtype
-        assert_near(value, exactly, 4e-3 if dtype == torch.float16 else 1.6e-2)
+        assert_near(value, exactly, HALF_TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_convolution_of_stride_1_in_half_precision_uses_the_kernels(dtype: torch.dtype) -> None:
-    x, weight, dy = draw((2, 24, 6, 7), dtype, 0), draw((24, 1, 3, 3), dtype, 1), draw((2, 24, 6, 7), dtype, 2)
-    y = depthwise_conv(x, weight)
+@pytest.mark.parametrize("kernel, stride, dtype", pairwise([3, 5], [1, 2], [torch.float16, torch.bfloat16]), ids=str)
+def test_a_convolution_in_half_precision_uses_the_kernels(kernel: int, stride: int, dtype: torch.dtype) -> None:
+    x, weight = draw((2, 24, 6, 7), dtype, 0), draw((24, 1, kernel, kernel), dtype, 1)
+    exact = as_float64(x), as_float64(weight)
+    y = depthwise_conv(x, weight, stride)
+    dy = draw(y.shape, dtype, 2).detach()
     y.backward(dy)
-    found = gradients_by_kernels(x.detach(), weight.detach().contiguous(), dy.detach(), CONV[3])
-    for value, again in zip((y, x.grad, weight.grad), found, strict=True):
-        assert value is not None and torch.equal(value, again)
+    F.conv2d(*exact, stride=stride, padding=kernel // 2, groups=24).backward(dy.double())
+    x_grad, filters = exact[0].grad, weight.detach().contiguous()
+    config = CONV[kernel, stride]
+    assert torch.equal(y, conv_output(x.detach(), filters, stride, config))
+    assert weight.grad is not None and torch.equal(
+        weight.grad, weight_gradient(dy, x.detach(), filters, stride, WEIGHT_GRADIENT[kernel, stride])
+    )
+    assert_near(x.grad, x_grad, HALF_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
-    "groups, kernel, splits, offset",
-    pairwise([(5,), (2, 3), (1, 1, 3)], [3, 5], [1, 1000], [0.0, 300.0]),
+    "groups, kernel, stride, splits, offset",
+    pairwise([(5,), (2, 3), (1, 1, 3)], [3, 5], [1, 2], [1, 1000], [0.0, 300.0]),
     ids=str,
 )
 def test_the_statistics_are_those_of_the_output(
-    groups: tuple[int, ...], kernel: int, splits: int, offset: float
+    groups: tuple[int, ...], kernel: int, stride: int, splits: int, offset: float
 ) -> None:
     """Also where the mean is much larger than the standard deviation."""
     x = draw((sum(groups), 24, 6, 9), torch.float16, 0, offset).detach()
     weight = draw((24, 1, kernel, kernel), torch.float16, 1).detach().contiguous() / kernel**2
     norm = parameters(24, 2)
-    y, stats = conv_and_statistics(x, weight, norm, groups, StripTile(4, 2, 1, splits))
-    assert torch.equal(y, conv_output(x, weight, CONV[kernel]))
+    y, stats = conv_and_statistics(x, weight, stride, norm, groups, StripTile(4, 2, 1, splits))
+    assert torch.equal(y, conv_output(x, weight, stride, CONV[kernel, stride]))
     _, expected = plain(y.double(), norm_as_float64(norm), groups)
     torch.testing.assert_close(stats[:, :2].double(), expected, rtol=2e-5, atol=1e-5)
     rstd = torch.stack([(part.double().var((0, 2, 3), correction=0) + norm.eps).rsqrt() for part in y.split(groups)])
     torch.testing.assert_close(stats[:, 2].double(), rstd, rtol=2e-5, atol=0)
 
 
-def test_the_statistics_have_no_gradient_and_the_output_has() -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_statistics_have_no_gradient_and_the_output_has(stride: int) -> None:
     x, weight = draw((2, 8, 5, 7), torch.float16, 0), draw((8, 1, 3, 3), torch.float16, 1)
-    y, stats = depthwise_conv_statistics(x, weight, parameters(8, 2), (2,))
+    y, stats = depthwise_conv_statistics(x, weight, stride, parameters(8, 2), (2,))
     assert not stats.requires_grad
     y.sum().backward()
     expected = x.grad, weight.grad
     x.grad = weight.grad = None
-    depthwise_conv(x, weight).sum().backward()
+    depthwise_conv(x, weight, stride).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(expected, (x.grad, weight.grad), strict=True))
 
 
-@pytest.mark.parametrize("dtype, kernel, stride", [(torch.float32, 3, 1), (torch.float16, 7, 1), (torch.float16, 3, 2)])
-def test_other_convolutions_are_left_to_cudnn(dtype: torch.dtype, kernel: int, stride: int) -> None:
+@pytest.mark.parametrize("dtype, kernel", [(torch.float32, 3), (torch.float16, 7)], ids=str)
+def test_other_convolutions_are_left_to_cudnn(dtype: torch.dtype, kernel: int) -> None:
     x, weight = draw((1, 8, 5, 5), dtype, 0), draw((8, 1, kernel, kernel), dtype, 1)
-    assert not supports_kernels(x, weight, stride)
+    assert not supports_kernels(x, weight, 1)
     assert supports_kernels(x.half(), weight[..., :3, :3].half(), 1)
 
 
@@ -145,4 +153,4 @@ def test_large_batches_fit_into_a_launch_grid() -> None:
     weight = torch.empty(96, 1, 3, 3, dtype=torch.bfloat16, device="meta")
     with trace_launches() as noted:
         depthwise_conv(x.contiguous(memory_format=torch.channels_last), weight, 2).sum().backward()
-    assert [variant.kernel.__name__ for variant in noted] == ["input_gradient"]
+    assert [variant.kernel.__name__ for variant in noted] == ["conv", "input_gradient"]

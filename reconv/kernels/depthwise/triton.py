@@ -1,11 +1,12 @@
 """Triton kernels of depthwise convolutions, channels_last.
 
-At stride 1 a thread has PIXELS neighboring columns of two channels and walks down their lines: each line is loaded
-once, with the columns beside it, and used for all lines of the output, or of the gradient, that depend on it. The next
-line is in flight meanwhile. A program has GROUPS such groups of columns, (image, x), by a block of channels.
+Output and weight gradient: a thread has PIXELS neighboring columns of two channels and walks down their lines. Each
+line of the input is loaded once, with the columns beside it, and used for all lines of the output, or of its gradient,
+that depend on it; the next lines are in flight meanwhile. A program has GROUPS such groups of columns, (image, x), by a
+block of channels. Step t has STRIDE lines, on which the outputs from t - LAG to t + LEAD depend.
 
-At stride 2 a program of the input gradient computes squares of 2x2 pixels, which depend on the same few outputs: each
-output is loaded once per square.
+At stride 1 the input gradient is the convolution with flipped filters. At stride 2 a program computes squares of 2x2
+pixels, which depend on the same few outputs: each output is loaded once per square.
 """
 
 import triton
@@ -30,25 +31,49 @@ def _taps(weight, channel, exists, FLIP: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _masks(place, width, inside, WHOLE: tl.constexpr, PIXELS: tl.constexpr, K: tl.constexpr):
-    """Which columns of a group and beside it exist; `WHOLE`: no group is wider than the rest of its line."""
+def _masks(column, width, inside, WHOLE: tl.constexpr, COUNT: tl.constexpr, BESIDE: tl.constexpr):
+    """Which of COUNT columns exist; `WHOLE`: all but BESIDE of them at each end do wherever the group does."""
     masks = ()
-    for j in tl.static_range(PIXELS + K - 1):
-        if WHOLE and ((j >= K // 2) and (j < PIXELS + K // 2)):
+    for j in tl.static_range(COUNT):
+        if WHOLE and ((j >= BESIDE) and (j < COUNT - BESIDE)):
             masks = masks + (inside,)
         else:
-            column = place + (j - K // 2)
-            masks = masks + (inside & ((column >= 0) & (column < width))[:, None],)
+            masks = masks + (inside & ((column + j >= 0) & (column + j < width))[:, None],)
     return masks
 
 
 @triton.jit
-def _load_line(x, at, step, channels, masks, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT columns of a line, the first of them FIRST columns from the first of the group."""
+def _load_line(x, at, channels, masks, COUNT: tl.constexpr):
+    """COUNT columns of a line."""
     values = ()
     for j in tl.static_range(COUNT):
-        values = values + (tl.load(x + (step + (j + FIRST) * channels) + at, mask=masks[j], other=0.0),)
+        values = values + (tl.load(x + j * channels + at, mask=masks[j], other=0.0),)
     return values
+
+
+@triton.jit
+def _load_existing(x, at, line, height, column, step, channels, masks, COUNT: tl.constexpr):
+    """COUNT columns of a line, or zeros."""
+    is_line = (column < tl.where((line >= 0) & (line < height), step, -step))[:, None]
+    found = ()
+    for j in tl.static_range(COUNT):
+        found = found + (masks[j] & is_line,)
+    return _load_line(x + line * step, at, channels, found, COUNT)
+
+
+@triton.jit
+def _load_step(
+    x, at, t, height, column, step, channels, masks, EVEN: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr
+):  # fmt: skip
+    """The lines of a step, of the last one in place of later ones; `EVEN`: every step has STRIDE lines."""
+    line = tl.minimum(t, tl.cdiv(height, STRIDE) - 1) * STRIDE
+    lines = _load_line(x + line * step, at, channels, masks, COUNT)
+    if STRIDE == 2:
+        if EVEN:
+            lines = lines + _load_line(x + (line + 1) * step, at, channels, masks, COUNT)
+        else:
+            lines = lines + _load_existing(x, at, line + 1, height, column, step, channels, masks, COUNT)
+    return lines
 
 
 @triton.jit
@@ -61,17 +86,17 @@ def _to_float32(line, COUNT: tl.constexpr):
 
 @triton.jit
 def _store_line(
-    y, at, step, channels, parts, masks, total, squares, shift, STATISTICS: tl.constexpr, WHOLE: tl.constexpr,
-    PIXELS: tl.constexpr, K: tl.constexpr,
+    y, at, channels, parts, masks, total, squares, shift, STATISTICS: tl.constexpr, WHOLE: tl.constexpr,
+    PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Store a line of a group; returns the sums with its values minus `shift` and their squares added."""
     for p in tl.static_range(PIXELS):
         rounded = round_pairs(parts[p], y.dtype.element_ty)
-        tl.store(y + (step + p * channels) + at, rounded, mask=masks[p + K // 2])
+        tl.store(y + p * channels + at, rounded, mask=masks[p])
         if STATISTICS:
             value = rounded.to(tl.float32) - shift
             if not WHOLE:
-                value = tl.where(masks[p + K // 2], value, 0.0)
+                value = tl.where(masks[p], value, 0.0)
             total += value
             squares += value * value
     return total, squares
@@ -79,55 +104,63 @@ def _store_line(
 
 @triton.jit
 def _conv_lines(
-    x, y, taps, at, masks, top, bottom, height, step, channels, total, squares, shift, STATISTICS: tl.constexpr,
-    WHOLE: tl.constexpr, PIXELS: tl.constexpr, K: tl.constexpr,
+    x, y, taps, at, out, masks, out_masks, column, top, bottom, height, width, channels, total, squares, shift,
+    STATISTICS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, STRIDE: tl.constexpr, PIXELS: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
-    """Some lines of the output of a strip. `sums` are of the lines that the next line is above, in or below of."""
-    HALF: tl.constexpr = K // 2
+    """Some lines of the output of a strip. `sums` are of the lines that have begun."""
+    LAG: tl.constexpr = K // 2 // STRIDE
+    LEAD: tl.constexpr = (STRIDE - 1 + K // 2) // STRIDE
+    COUNT: tl.constexpr = STRIDE * (PIXELS - 1) + K
     zero = tl.zeros(at.shape, tl.float32)
-    sums = (zero,) * ((K - 1) * PIXELS)
-    first, end = tl.maximum(top - HALF, 0), tl.minimum(bottom + HALF, height)
-    ahead = _load_line(x, at, first * step, channels, masks, -HALF, PIXELS + K - 1)
-    for line in tl.range(first, end, num_stages=1):
-        values = _to_float32(ahead, PIXELS + K - 1)
-        ahead = _load_line(x, at, tl.minimum(line + 1, height - 1) * step, channels, masks, -HALF, PIXELS + K - 1)
+    sums = (zero,) * ((LAG + LEAD) * PIXELS)
+    step, out_step, num_steps = width * channels, tl.cdiv(width, STRIDE) * channels, tl.cdiv(height, STRIDE)
+    first, end = tl.maximum(top - LEAD, 0), tl.minimum(bottom + LAG, num_steps)
+    ahead = _load_step(x, at, first, height, column, step, channels, masks, EVEN, STRIDE, COUNT)
+    for t in tl.range(first, end, num_stages=1):
+        values = _to_float32(ahead, STRIDE * COUNT)
+        ahead = _load_step(x, at, t + 1, height, column, step, channels, masks, EVEN, STRIDE, COUNT)
         parts = ()
-        for m in tl.static_range(K):
+        for m in tl.static_range(LAG + LEAD + 1):
             for p in tl.static_range(PIXELS):
-                part = sums[m * PIXELS + p] if m < K - 1 else zero
-                for j in tl.static_range(K):
-                    part += values[p + j] * taps[(K - 1 - m) * K + j]
+                part = sums[m * PIXELS + p] if m < LAG + LEAD else zero
+                for s in tl.static_range(STRIDE):
+                    for row in tl.static_range(K):
+                        if s + K // 2 - STRIDE * (m - LAG) == row:
+                            for j in tl.static_range(K):
+                                part += values[s * COUNT + STRIDE * p + j] * taps[row * K + j]
                 parts = parts + (part,)
-        if line >= top + HALF:
+        if t >= top + LAG:
             total, squares = _store_line(
-                y, at, (line - HALF) * step, channels, parts, masks, total, squares, shift, STATISTICS, WHOLE, PIXELS, K
+                y + (t - LAG) * out_step, out, channels, parts, out_masks, total, squares, shift, STATISTICS, WHOLE,
+                PIXELS,
             )  # fmt: skip
         sums = parts[PIXELS:]
-    for m in tl.static_range(HALF):  # the last lines of an image have fewer lines below them
-        line = end - HALF + m
+    for m in tl.static_range(LAG):  # the last lines of an image have fewer lines below them
+        line = end - LAG + m
         if (line >= top) & (line < bottom):
             total, squares = _store_line(
-                y, at, line * step, channels, sums[m * PIXELS :], masks, total, squares, shift, STATISTICS, WHOLE,
-                PIXELS, K,
+                y + line * out_step, out, channels, sums[m * PIXELS :], out_masks, total, squares, shift, STATISTICS,
+                WHOLE, PIXELS,
             )  # fmt: skip
     return total, squares
 
 
 @triton.jit
 def _head_mean(
-    x, taps, start, num_groups, fours, height, width, channels, channel, exists, GROUPS: tl.constexpr,
-    PIXELS: tl.constexpr, K: tl.constexpr,
+    x, taps, start, num_groups, line_groups, height, width, channels, channel, exists, STRIDE: tl.constexpr,
+    GROUPS: tl.constexpr, PIXELS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """The mean of the first output of some groups, in the middle line of an image: it is subtracted from all."""
     group = tl.arange(0, GROUPS)
-    place = group % fours * PIXELS
-    at = ((start + group // fours) * (height * width) + place)[:, None] * channels + channel[None, :]
-    masks = _masks(place, width, (group < num_groups)[:, None] & exists[None, :], False, 1, K)
+    column = group % line_groups * (STRIDE * PIXELS) - K // 2
+    at = ((start + group // line_groups) * (height * width) + column)[:, None] * channels + channel[None, :]
+    masks = _masks(column, width, (group < num_groups)[:, None] & exists[None, :], False, K, 0)
     head = tl.zeros(at.shape, tl.float32)
     for i in tl.static_range(K):
-        line = height // 2 + (i - K // 2)
+        line = tl.cdiv(height, STRIDE) // 2 * STRIDE + (i - K // 2)
         line = tl.minimum(tl.maximum(line, 0), height - 1)  # a shift may be any value near the mean
-        values = _load_line(x, at, line * (width * channels), channels, masks, -(K // 2), K)
+        values = _load_line(x + line * (width * channels), at, channels, masks, K)
         for j in tl.static_range(K):
             head += values[j].to(tl.float32) * taps[i * K + j]
     return tl.sum(head, 0) / tl.minimum(num_groups, GROUPS).to(tl.float32)
@@ -136,77 +169,79 @@ def _head_mean(
 @triton.jit(do_not_specialize=_STRIP_COUNTS)
 def conv(
     x, weight, y, running_var, stats, partials, counters, num_images, group_images, height, width, tiles, eighths, eps,
-    FLIP: tl.constexpr, STATISTICS: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, PIXELS: tl.constexpr,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    FLIP: tl.constexpr, STATISTICS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, STRIDE: tl.constexpr,
+    K: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The convolution of stride 1 with filters [channels, K, K], flipped or not, and the statistics of its output.
+    """The convolution with filters [channels, K, K], flipped or not, and the statistics of its output.
 
     Programs are (block of channels, split of the lines of strips, group of images).
     """
+    COUNT: tl.constexpr = STRIDE * (PIXELS - 1) + K
     channels = eighths * 8
     start, end = bounds(num_images, group_images)
     channel, exists = channels_of(channels, BLOCK)
     taps = _taps(weight, channel, exists, FLIP, K)
-    fours = tl.cdiv(width, PIXELS)
-    num_groups = (end - start) * fours
+    out_height, out_width = tl.cdiv(height, STRIDE), tl.cdiv(width, STRIDE)
+    line_groups = tl.cdiv(out_width, PIXELS)
+    num_groups = (end - start) * line_groups
     total = tl.zeros([GROUPS, BLOCK], tl.float32)
     squares, mean = total, tl.zeros([BLOCK], tl.float32)
     if STATISTICS:
         mean = _head_mean(
-            x, taps, start, num_groups, fours, height, width, channels, channel, exists, GROUPS, PIXELS, K
+            x, taps, start, num_groups, line_groups, height, width, channels, channel, exists, STRIDE, GROUPS, PIXELS,
+            K,
         )  # fmt: skip
-    begin, last, first_strip, last_strip = strips_of(num_groups, height, tiles, GROUPS)
+    begin, last, first_strip, last_strip = strips_of(num_groups, out_height, tiles, GROUPS)
     for strip in tl.range(first_strip, last_strip, num_stages=1):
         group = strip * GROUPS + tl.arange(0, GROUPS)
-        place, inside = group % fours * PIXELS, (group < num_groups)[:, None] & exists[None, :]
-        at = ((start + group // fours) * (height * width) + place)[:, None] * channels + channel[None, :]
+        image, place = start + group // line_groups, group % line_groups * PIXELS
+        column, inside = place * STRIDE - K // 2, (group < num_groups)[:, None] & exists[None, :]
+        at = (image * (height * width) + column)[:, None] * channels + channel[None, :]
+        out = (image * (out_height * out_width) + place)[:, None] * channels + channel[None, :]
         total, squares = _conv_lines(
-            x, y, taps, at, _masks(place, width, inside, WHOLE, PIXELS, K), tl.maximum(begin - strip * height, 0),
-            tl.minimum(last - strip * height, height), height, width * channels, channels, total, squares,
-            tl.where(inside, mean[None, :], 0.0), STATISTICS, WHOLE, PIXELS, K,
+            x, y, taps, at, out, _masks(column, width, inside, WHOLE, COUNT, K // 2),
+            _masks(place, out_width, inside, WHOLE, PIXELS, 0), column, tl.maximum(begin - strip * out_height, 0),
+            tl.minimum(last - strip * out_height, out_height), height, width, channels, total, squares,
+            tl.where(inside, mean[None, :], 0.0), STATISTICS, WHOLE, EVEN, STRIDE, PIXELS, K,
         )  # fmt: skip
     if STATISTICS:
         store_partial(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
         store_partial(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
         if is_last(counters):
-            num_values = (end - start) * (height * width)
+            num_values = (end - start) * (out_height * out_width)
             store_statistics(stats, running_var, partials, mean, num_values, channels, channel, exists, eps, BLOCK)
 
 
 @triton.jit
-def _gradient_line(dy, at, line, height, place, step, channels, inside, PIXELS: tl.constexpr):
-    """A line of the gradient, or zeros."""
-    is_line = (place < tl.where((line >= 0) & (line < height), step, 0))[:, None]
-    masks = ()
-    for p in tl.static_range(PIXELS):
-        masks = masks + (inside[p] & is_line,)
-    return _load_line(dy, at, line * step, channels, masks, 0, PIXELS)
-
-
-@triton.jit
 def _weight_lines(
-    x, dy, sums, at, masks, top, bottom, height, place, step, channels, PIXELS: tl.constexpr, K: tl.constexpr
-):
+    x, dy, sums, at, out, masks, out_masks, column, top, bottom, height, width, channels, EVEN: tl.constexpr,
+    STRIDE: tl.constexpr, PIXELS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     """The sums with the products of some lines of the input and the lines of the gradient that depend on them."""
-    HALF: tl.constexpr = K // 2
-    inside = masks[HALF : HALF + PIXELS]
-    window = ()  # the lines of the gradient from HALF above to HALF below
-    for m in tl.static_range(K):
-        above = _gradient_line(dy, at, top - HALF + m, height, place, step, channels, inside, PIXELS)
-        window = window + _to_float32(above, PIXELS)
-    below = _gradient_line(dy, at, top + 1 + HALF, height, place, step, channels, inside, PIXELS)
-    ahead = _load_line(x, at, top * step, channels, masks, -HALF, PIXELS + K - 1)
-    for line in tl.range(top, bottom, num_stages=1):
-        values = _to_float32(ahead, PIXELS + K - 1)
-        ahead = _load_line(x, at, tl.minimum(line + 1, height - 1) * step, channels, masks, -HALF, PIXELS + K - 1)
+    LAG: tl.constexpr = K // 2 // STRIDE
+    LEAD: tl.constexpr = (STRIDE - 1 + K // 2) // STRIDE
+    COUNT: tl.constexpr = STRIDE * (PIXELS - 1) + K
+    step, out_step, num_steps = width * channels, tl.cdiv(width, STRIDE) * channels, tl.cdiv(height, STRIDE)
+    window = ()  # the lines of the gradient from `lag` above to `lead` below
+    for m in tl.static_range(LAG + LEAD + 1):
+        line = _load_existing(dy, out, top - LAG + m, num_steps, column, out_step, channels, out_masks, PIXELS)
+        window = window + _to_float32(line, PIXELS)
+    below = _load_existing(dy, out, top + 1 + LEAD, num_steps, column, out_step, channels, out_masks, PIXELS)
+    ahead = _load_step(x, at, top, height, column, step, channels, masks, EVEN, STRIDE, COUNT)
+    for t in tl.range(top, bottom, num_stages=1):
+        values = _to_float32(ahead, STRIDE * COUNT)
+        ahead = _load_step(x, at, t + 1, height, column, step, channels, masks, EVEN, STRIDE, COUNT)
         next_line = below
-        below = _gradient_line(dy, at, line + 2 + HALF, height, place, step, channels, inside, PIXELS)
+        below = _load_existing(dy, out, t + 2 + LEAD, num_steps, column, out_step, channels, out_masks, PIXELS)
         added = ()
-        for i in tl.static_range(K):
+        for row in tl.static_range(K):
             for j in tl.static_range(K):
-                part = sums[i * K + j]
-                for p in tl.static_range(PIXELS):
-                    part += window[(K - 1 - i) * PIXELS + p] * values[p + j]
+                part = sums[row * K + j]
+                for s in tl.static_range(STRIDE):
+                    for m in tl.static_range(LAG + LEAD + 1):
+                        if s + K // 2 - STRIDE * (m - LAG) == row:
+                            for p in tl.static_range(PIXELS):
+                                part += window[m * PIXELS + p] * values[s * COUNT + STRIDE * p + j]
                 added = added + (part,)
         sums = added
         window = window[PIXELS:] + _to_float32(next_line, PIXELS)
@@ -215,23 +250,28 @@ def _weight_lines(
 
 @triton.jit(do_not_specialize=_STRIP_COUNTS)
 def weight_gradient(
-    x, dy, partials, num_images, height, width, tiles, eighths, WHOLE: tl.constexpr, K: tl.constexpr,
-    PIXELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    x, dy, partials, num_images, height, width, tiles, eighths, WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    STRIDE: tl.constexpr, K: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the filters at stride 1: partials [splits, channels, K * K]. Programs are (block, split)."""
+    """The gradient of the filters: partials [splits, channels, K * K]. Programs are (block of channels, split)."""
+    COUNT: tl.constexpr = STRIDE * (PIXELS - 1) + K
     channels = eighths * 8
     channel, exists = channels_of(channels, BLOCK)
-    fours = tl.cdiv(width, PIXELS)
-    num_groups = num_images * fours
+    out_height, out_width = tl.cdiv(height, STRIDE), tl.cdiv(width, STRIDE)
+    line_groups = tl.cdiv(out_width, PIXELS)
+    num_groups = num_images * line_groups
     sums = (tl.zeros([GROUPS, BLOCK], tl.float32),) * (K * K)
-    begin, last, first_strip, last_strip = strips_of(num_groups, height, tiles, GROUPS)
+    begin, last, first_strip, last_strip = strips_of(num_groups, out_height, tiles, GROUPS)
     for strip in tl.range(first_strip, last_strip, num_stages=1):
         group = strip * GROUPS + tl.arange(0, GROUPS)
-        place, inside = group % fours * PIXELS, (group < num_groups)[:, None] & exists[None, :]
-        at = (group // fours * (height * width) + place)[:, None] * channels + channel[None, :]
+        image, place = group // line_groups, group % line_groups * PIXELS
+        column, inside = place * STRIDE - K // 2, (group < num_groups)[:, None] & exists[None, :]
+        at = (image * (height * width) + column)[:, None] * channels + channel[None, :]
+        out = (image * (out_height * out_width) + place)[:, None] * channels + channel[None, :]
         sums = _weight_lines(
-            x, dy, sums, at, _masks(place, width, inside, WHOLE, PIXELS, K), tl.maximum(begin - strip * height, 0),
-            tl.minimum(last - strip * height, height), height, place, width * channels, channels, PIXELS, K,
+            x, dy, sums, at, out, _masks(column, width, inside, WHOLE, COUNT, K // 2),
+            _masks(place, out_width, inside, WHOLE, PIXELS, 0), column, tl.maximum(begin - strip * out_height, 0),
+            tl.minimum(last - strip * out_height, out_height), height, width, channels, EVEN, STRIDE, PIXELS, K,
         )  # fmt: skip
     partials += (tl.program_id(1) * channels + channel) * (K * K)
     for tap in tl.static_range(K * K):

@@ -90,8 +90,10 @@ class FusedDepthwiseConv2d(nn.Conv2d):
 
         dtype = dispatch.conv_output_dtype(x)
         x, weight = x.to(dtype), self.weight.to(dtype)
-        is_supported = supports_kernels(x, weight, self.stride[0])
-        return depthwise_conv_statistics(x, weight, norm, groups) if is_supported else None
+        stride = self.stride[0]
+        return (
+            depthwise_conv_statistics(x, weight, stride, norm, groups) if supports_kernels(x, weight, stride) else None
+        )
 
 
 class FusedGroupedConv2d(nn.Conv2d):
