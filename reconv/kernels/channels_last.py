@@ -134,6 +134,15 @@ def _device_limits(device: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, found.shared_memory_per_block_optin - _SUMS_BYTES
 
 
+def split_tiles(
+    x: Tensor, groups: Sequence[int], num_tiles: int, programs_per_sm: int, num_blocks: int
+) -> tuple[int, int]:
+    """Programs that share a group's tiles, of which the largest group has `num_tiles`, and how many each has."""
+    wanted = max(1, programs_per_sm * channel_rows(x, groups).num_sms // (num_blocks * len(groups)))
+    tiles = -(-num_tiles // min(wanted, num_tiles, MAX_GRID_YZ))
+    return -(-num_tiles // tiles), tiles
+
+
 _counters: dict[torch.device, Tensor] = {}
 
 

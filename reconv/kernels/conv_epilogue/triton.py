@@ -1,4 +1,4 @@
-"""What the Triton kernels of convolutions with batch norm statistics share: their products, and what follows them.
+"""What the Triton kernels of convolutions with batch norm statistics share: tiles, products, and what follows them.
 
 Products are [outputs, rows], not [rows, outputs]: a thread then holds many rows of few outputs, and keeps few sums.
 Statistics are those of the rounded output, as if it were read again.
@@ -15,6 +15,17 @@ _INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == 
 _TO_BFLOAT16: tl.constexpr = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
 _TO_FLOAT16: tl.constexpr = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
 HEAD: tl.constexpr = tl.constexpr(16)  # rows of a group whose mean is subtracted
+
+
+@triton.jit
+def strips_of(num_columns, num_lines, tiles, COLUMNS: tl.constexpr):
+    """First and last tile of this program, and its first and last strip of columns.
+
+    A group's tiles are numbered down its strips, one strip after another; a tile is a line of a strip.
+    """
+    begin = tl.program_id(1) * tiles
+    end = tl.minimum(begin + tiles, tl.cdiv(num_columns, COLUMNS) * num_lines)
+    return begin, end, begin // num_lines, tl.cdiv(end, num_lines)
 
 
 @triton.jit

@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm.ops import NormParams
-from reconv.kernels.channels_last import channel_rows, counters
+from reconv.kernels.channels_last import channel_rows, counters, split_tiles
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE, MAX_ELEMENTS, supports
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.partial_sums.ops import add_partials
-from reconv.kernels.stem.ops import split_tiles
 
 _SMALL, _VALUES = 3, {True: 2048, False: 1024}  # of a tile: larger kernels would run out of registers
 _WARP_THREADS = 32

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import bounds, channels_of, is_last, store_partial, store_statistics
-from reconv.kernels.conv_epilogue.triton import round_pairs
-from reconv.kernels.stem.triton import strips_of
+from reconv.kernels.conv_epilogue.triton import round_pairs, strips_of
 
 _COUNTS = ["num_squares", "eighths", "height", "width", "out_height", "out_width"]
 _STRIP_COUNTS = ["num_images", "group_images", "height", "width", "tiles", "eighths"]

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm.ops import NormParams
-from reconv.kernels.channels_last import channel_rows, counters
+from reconv.kernels.channels_last import counters, split_tiles
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE, DTYPES, MAX_ELEMENTS
-from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
+from reconv.kernels.jit.launch import launch
 from reconv.kernels.stem import triton as device
 from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS
 
@@ -156,12 +156,3 @@ def conv_output(
         norm.eps, **(tile if config.registers is None else tile | {"maxnreg": config.registers}),
     )  # fmt: skip
     return y.permute(0, 3, 1, 2), stats
-
-
-def split_tiles(
-    x: Tensor, groups: Sequence[int], num_tiles: int, programs_per_sm: int, num_blocks: int
-) -> tuple[int, int]:
-    """Programs that share a group's tiles, of which the largest group has `num_tiles`, and how many each has."""
-    wanted = max(1, programs_per_sm * channel_rows(x, groups).num_sms // (num_blocks * len(groups)))
-    tiles = -(-num_tiles // min(wanted, num_tiles, MAX_GRID_YZ))
-    return -(-num_tiles // tiles), tiles

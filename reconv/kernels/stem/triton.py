@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import bounds, channels_of
-from reconv.kernels.conv_epilogue.triton import HEAD, add_product, head_mean, merge_statistics, store_tile
+from reconv.kernels.conv_epilogue.triton import HEAD, add_product, head_mean, merge_statistics, store_tile, strips_of
 
 BLOCK_CHANNELS: tl.constexpr = tl.constexpr(16)
 
@@ -31,17 +31,6 @@ def space_to_depth(
     value = tl.load(images + at, mask=inside, other=0.0)
     value = value.to(out.dtype.element_ty)
     tl.store(out + pixel[:, None] * DEPTH + depth[None, :], value, mask=(pixel < num_pixels)[:, None])
-
-
-@triton.jit
-def strips_of(num_columns, num_lines, tiles, COLUMNS: tl.constexpr):
-    """First and last tile of this program, and its first and last strip of columns.
-
-    A group's tiles are numbered down its strips, one strip after another; a tile is a line of a strip.
-    """
-    begin = tl.program_id(1) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(num_columns, COLUMNS) * num_lines)
-    return begin, end, begin // num_lines, tl.cdiv(end, num_lines)
 
 
 @triton.jit

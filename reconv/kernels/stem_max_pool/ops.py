@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm.ops import NormInput, NormParams, gradient_sums, output_gradients, sum_groups
-from reconv.kernels.channels_last import channel_rows
+from reconv.kernels.channels_last import channel_rows, split_tiles
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_max_pool.ops import write_pooled
 from reconv.kernels.partial_sums.ops import add_partials
-from reconv.kernels.stem.ops import conv_output, split_tiles
+from reconv.kernels.stem.ops import conv_output
 from reconv.kernels.stem_max_pool import triton as device
 from reconv.kernels.window import STEM_WINDOW, PoolWindow
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import STATISTICS, bounds, channels_of, norm_line
-from reconv.kernels.conv_epilogue.triton import add_product
-from reconv.kernels.stem.triton import BLOCK_CHANNELS, strips_of
+from reconv.kernels.conv_epilogue.triton import add_product, strips_of
+from reconv.kernels.stem.triton import BLOCK_CHANNELS
 
 _COUNTS = ["num_images", "group_images", "height", "width", "out_height", "out_width", "above", "left", "tiles"]
 _COUNTS += ["out_eighths"]
