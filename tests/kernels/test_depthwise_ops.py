@@ -93,6 +93,9 @@ def test_the_statistics_are_those_of_the_output(
     """Also where the mean is much larger than the standard deviation."""
     x = draw((sum(groups), 24, 6, 9), torch.float16, 0, offset).detach()
     weight = draw((24, 1, kernel, kernel), torch.float16, 1).detach().contiguous() / kernel**2
+    if offset:  # one tap: the padding of others would raise the standard deviation
+        weight = torch.zeros_like(weight)
+        weight[..., kernel // 2, kernel // 2] = 1
     norm = parameters(24, 2)
     y, stats = conv_and_statistics(x, weight, stride, norm, groups, StripTile(4, 2, 1, splits))
     assert torch.equal(y, conv_output(x, weight, stride, CONV[kernel, stride]))

@@ -21,6 +21,7 @@ from reconv.models.architecture import SSDOutput
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNet, GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
+from reconv.models.layers.conv import ConvNormAct
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 GROUPS = (2, 3)
@@ -98,6 +99,17 @@ def test_an_inverted_residual_fuses_its_last_convolution() -> None:
     assert len(seen) == 1
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
     assert changed["gradient of conv.2.weight"].abs().sum() > 0
+
+
+def test_a_hook_of_a_depthwise_convolution_sees_its_output() -> None:
+    block = InvertedResidual(MobileNetV2Spec(), 16, 16, 2, 1).half().to(memory_format=torch.channels_last).train()
+    fuse(block)
+    depthwise = block.conv[1]
+    assert isinstance(depthwise, ConvNormAct)
+    seen: list[torch.Tensor] = []
+    depthwise[0].register_forward_hook(lambda module, given, output: seen.append(output))
+    trained(block, torch.randn(5, 16, 6, 6).half().contiguous(memory_format=torch.channels_last))
+    assert len(seen) == 1 and seen[0].shape == (5, 32, 6, 6)
 
 
 @pytest.mark.parametrize(

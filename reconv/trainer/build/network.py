@@ -298,7 +298,7 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
 
 
 @dataclass(frozen=True, slots=True)
-class Whitening:
+class FittedWhitening:
     """Filters for the first layer of a `FastNet`."""
 
     filters: Tensor
@@ -312,7 +312,7 @@ class Whitening:
         return f"the first layer whitens image patches, {fitted}, and is not trained"
 
 
-def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[Whitening] | None:
+def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[FittedWhitening] | None:
     """Fit the whitening layer of a network that has one, in a thread: meanwhile the network is built."""
     if recipe.model.name not in WHITENED:
         return None
@@ -322,13 +322,13 @@ def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[Whitening] | Non
     return future
 
 
-def _fit_whitening(recipe: Recipe, dataset: Dataset) -> Whitening:
+def _fit_whitening(recipe: Recipe, dataset: Dataset) -> FittedWhitening:
     subset = subsample(dataset, min(100.0, 100 * NUM_WHITENING_IMAGES / len(dataset)))
     bad_samples = BadSamples(recipe.data.bad_images.limit)  # they are logged when training meets them
     context = DataContext.on_host()
     [batch] = EvalLoader(subset, recipe.data.preprocess, len(subset), context, bad_samples=bad_samples)
     images = EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"]
-    return Whitening(whitening_filters(images), len(subset))
+    return FittedWhitening(whitening_filters(images), len(subset))
 
 
 def detector_options(recipe: Recipe) -> dict[str, Any]:
