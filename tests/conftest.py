@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Leave modules and collected tests out of garbage collections, which took a third of a second each.
 
-    Python looks for garbage at each 700 new objects, which takes a tenth of the time of many tests.
+    Python looks for garbage at each 700 new objects, which takes a tenth of the time of some tests.
     """
     gc.set_threshold(20_000)
     gc.enable()
