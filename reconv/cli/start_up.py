@@ -62,8 +62,9 @@ def _load_kernels(index: int) -> None:
     from reconv.device import load_cuda_kernels
     from reconv.kernels.jit.compile_ahead import import_triton
 
-    load_cuda_kernels(index)
-    import_triton()
+    with suppress(Exception):
+        load_cuda_kernels(index)
+        import_triton()
 
 
 def import_torch() -> None:
@@ -86,7 +87,9 @@ def import_torch() -> None:
 def load_torch_libraries() -> Thread | None:
     """Load torch's largest library in a thread; None where that could change which libraries torch finds."""
     spec = find_spec("torch")
-    folder = Path((spec.submodule_search_locations or ["."])[0] if spec else ".") / "lib"
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
     # As torch itself does it. Between the two it loads CUDA's libraries from Python packages, so that others in
     # LD_LIBRARY_PATH are not found; of these, the CPU library needs the profiler's alone.
     libraries = [(folder / "libtorch_global_deps.so", os.RTLD_GLOBAL), (folder / "libtorch_cpu.so", os.RTLD_LOCAL)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -73,3 +74,15 @@ def test_libraries_are_left_to_torch_where_the_search_path_has_others(
 def test_a_missing_gpu_has_no_kernels_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: pytest.fail("there is no such GPU"))
     load_cuda_kernels(torch.cuda.device_count())
+
+
+def test_kernels_are_loaded_once_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = Event()
+    monkeypatch.setattr(start_up, "_torch_imported", imported)
+    thread = Thread(target=start_up._load_kernels, args=(torch.cuda.device_count(),))  # no such GPU: nothing to load
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    start_up.import_torch()
+    thread.join(30)
+    assert not thread.is_alive()

@@ -83,19 +83,21 @@ def test_a_convolution_in_half_precision_uses_the_kernels(kernel: int, stride: i
 
 
 @pytest.mark.parametrize(
-    "groups, kernel, stride, splits, offset",
-    pairwise([(5,), (2, 3), (1, 1, 3)], [3, 5], [1, 2], [1, 1000], [0.0, 300.0]),
+    "groups, height, kernel, stride, splits, offset",
+    pairwise([(5,), (2, 3), (1, 1, 3)], [1, 2, 3, 4, 6], [3, 5], [1, 2], [1, 1000], [0.0, 300.0]),
     ids=str,
 )
 def test_the_statistics_are_those_of_the_output(
-    groups: tuple[int, ...], kernel: int, stride: int, splits: int, offset: float
+    groups: tuple[int, ...], height: int, kernel: int, stride: int, splits: int, offset: float
 ) -> None:
-    """Also where the mean is much larger than the standard deviation."""
-    x = draw((sum(groups), 24, 6, 9), torch.float16, 0, offset).detach()
+    """Also where the mean is much larger than the standard deviation, and where windows reach beyond all lines."""
+    x = draw((sum(groups), 24, height, 9), torch.float16, 0, offset).detach()
     weight = draw((24, 1, kernel, kernel), torch.float16, 1).detach().contiguous() / kernel**2
-    if offset:  # one tap: the padding of others would raise the standard deviation
+    if offset:  # the padding of windows with lines above and below would raise the standard deviation
         weight = torch.zeros_like(weight)
         weight[..., kernel // 2, kernel // 2] = 1
+        if height == 1:
+            weight[..., :, kernel // 2] = 1  # of which the padding takes all but one
     norm = parameters(24, 2)
     y, stats = conv_and_statistics(x, weight, stride, norm, groups, StripTile(4, 2, 1, splits))
     assert torch.equal(y, conv_output(x, weight, stride, CONV[kernel, stride]))
@@ -115,6 +117,13 @@ def test_the_statistics_have_no_gradient_and_the_output_has(stride: int) -> None
     x.grad = weight.grad = None
     depthwise_conv(x, weight, stride).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(expected, (x.grad, weight.grad), strict=True))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, weight = draw((2, 8, 5, 7), torch.float16, 0), draw((8, 1, 3, 3), torch.float16, 1)
+    (dx,) = torch.autograd.grad(depthwise_conv(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.square().sum().backward()
 
 
 @pytest.mark.parametrize("dtype, kernel", [(torch.float32, 3), (torch.float16, 7)], ids=str)

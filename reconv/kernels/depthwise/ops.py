@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.channels_last import channel_rows, counters, split_tiles
@@ -91,6 +92,7 @@ class _Depthwise(Function):
         return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=len(weight))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         return *_gradients(dy, x, weight, ctx.stride, *ctx.needs_input_grad[:2]), None
@@ -109,6 +111,7 @@ class _DepthwiseStatistics(Function):
         return y, stats
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         return *_gradients(dy, x, weight, ctx.stride, *ctx.needs_input_grad[:2]), None, None, None

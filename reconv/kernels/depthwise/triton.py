@@ -158,8 +158,7 @@ def _head_mean(
     head = tl.zeros(at.shape, tl.float32)
     for i in tl.static_range(K):
         line = tl.cdiv(height, STRIDE) // 2 * STRIDE + (i - K // 2)
-        line = tl.minimum(tl.maximum(line, 0), height - 1)  # a shift may be any value near the mean
-        values = _load_line(x + line * (width * channels), at, channels, masks, K)
+        values = _load_existing(x, at, line, height, column, width * channels, channels, masks, K)
         for j in tl.static_range(K):
             head += values[j].to(tl.float32) * taps[i * K + j]
     return tl.sum(head, 0) / tl.minimum(num_groups, GROUPS).to(tl.float32)
