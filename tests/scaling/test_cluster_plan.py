@@ -64,8 +64,8 @@ def test_known_step_times_are_those_of_the_results_page() -> None:
 
 def test_two_batch_sizes_give_the_fixed_part_of_a_step() -> None:
     step_time = known_step_time(load("resnet50").recipe, DEVICE_KINDS["h200"])
-    assert 256 / step_time.seconds(256) == pytest.approx(8863)
-    assert 512 / step_time.seconds(512) == pytest.approx(9302)
+    assert 256 / step_time.seconds(256) == pytest.approx(10554)
+    assert 512 / step_time.seconds(512) == pytest.approx(11167)
     assert step_time.seconds(2048) == pytest.approx(4 * step_time.seconds(512))
     assert step_time.uncertainty == 0
 
@@ -134,7 +134,7 @@ def test_plan_predicts_speed_time_and_cost() -> None:
         "resnet50", "--devices", "1,8,64", "--device-kind", "h200", "--batch-per-device", "256", "--price", "2"
     )
     one, eight, many = result["predictions"]
-    assert one["images_per_s"] == pytest.approx(8863)
+    assert one["images_per_s"] == pytest.approx(10554)
     assert one["efficiency"] < 1  # 512 images are faster than 256
     assert one["images_per_s"] > eight["images_per_s"] / 8 > many["images_per_s"] / 64 > 0.7 * one["images_per_s"]
     for row in result["predictions"]:
