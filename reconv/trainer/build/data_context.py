@@ -85,7 +85,8 @@ class DataFingerprintLogger(TrainerCallback):
     def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
         if not self.is_logged:
             self.is_logged = True
-            self.logger.log(DataFingerprint(**self.datasets.fingerprint()))
+            fingerprint = self.datasets.fingerprint()
+            self.logger.log(DataFingerprint(fingerprint["train"], fingerprint["val"]))
 
 
 @dataclass(slots=True)
