@@ -105,7 +105,7 @@ def _has_cuda_context() -> bool:
 def _exit_at_once(code: int) -> None:
     """End the process without freeing what it has on the GPU piece by piece, which takes half a second and more.
 
-    The rest is as when Python exits. Executors are told to end, and threads that Python would wait for, such as those
+    The rest is as when Python exits. Executors are shut down, and threads that Python would wait for, such as those
     of a user's callback, are waited for; exit handlers are called; what was written to open files is kept.
     """
     threading._shutdown()  # type: ignore[attr-defined]
