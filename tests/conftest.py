@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say whether golden runs were compared bit by bit or within a tolerance."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    reports = [report for report in reports if getattr(report, "when", "") == "call"]
+    hows = Counter(how for report in reports for name, how in report.user_properties if name == "golden")
+    for how, count in hows.items():
+        terminalreporter.write_line(f"golden runs: {count} compared {how}")
 
 
 @pytest.fixture(scope="module", autouse=True)

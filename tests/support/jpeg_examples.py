@@ -21,7 +21,8 @@ def photograph(width: int, height: int, seed: int = 0) -> npt.NDArray[np.uint8]:
         )
         plane = plane + 1.5 * ((x - rng.uniform()) ** 2 + (y - rng.uniform()) ** 2 < 0.1)
         planes.append(128 + 22 * plane + rng.normal(0, 3, plane.shape))
-    return np.clip(np.stack(planes, 2), 40, 215).astype(np.uint8)
+    pixels: npt.NDArray[np.uint8] = np.clip(np.stack(planes, 2), 40, 215).astype(np.uint8)
+    return pixels
 
 
 def encoded(pixels: npt.NDArray[np.uint8], mode: str = "RGB", **options: Any) -> bytes:

@@ -60,17 +60,19 @@ class MaliciousRunner:
         self._process = subprocess.Popen(
             command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._outcomes = self._process.stdin, self._process.stdout
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._requests.close()
+        self._outcomes.close()
         self._process.wait()
 
     def run(self, name: str, folder: Path, finished_run: Path) -> Outcome:
-        self._process.stdin.write(json.dumps([name, str(folder), str(finished_run)]) + "\n")
-        self._process.stdin.flush()
-        code, cpu_s, output, files = json.loads(self._process.stdout.readline())
+        self._requests.write(json.dumps([name, str(folder), str(finished_run)]) + "\n")
+        self._requests.flush()
+        code, cpu_s, output, files = json.loads(self._outcomes.readline())
         return Outcome(code, cpu_s, output, frozenset(files))
 
 

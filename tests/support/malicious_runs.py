@@ -427,11 +427,12 @@ def _(context: Context) -> list[str]:
     return ["eval", str(context.folder / "runs"), "--device", "cpu"]
 
 
-for _name, _make in {
+_MADE_WEIGHTS: dict[str, Callable[[Path], object]] = {
     "init-fifo": fifo, "init-zeros": zeros, "init-sparse": sparse, "init-loop": link_loop, "init-not-utf8": not_utf8,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _make_weights in _MADE_WEIGHTS.items():
 
-    def _train_init(context: Context, make: Any = _make) -> list[str]:
+    def _train_init(context: Context, make: Callable[[Path], object] = _make_weights) -> list[str]:
         make(context.folder / "w.pth")
         return ["train", "quickstart", "--init", str(context.folder / "w.pth"), "--dry-run", "1", "--device", "cpu"]
 

@@ -23,7 +23,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.avg_pool2d(F.relu(self.bn(self.conv(x))), 4)  # its gradient is deterministic on a GPU, too
-        return self.fc(self.drop(x.flatten(1)))
+        logits: Tensor = self.fc(self.drop(x.flatten(1)))
+        return logits
 
 
 class Squares:

@@ -78,11 +78,11 @@ def in_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     pending = {pipe: rank for rank, (_, pipe) in enumerate(started)}
     try:
         while pending:
-            ready = wait(list(pending), timeout=LIMIT_S)
+            ready = [pipe for pipe in wait(list(pending), timeout=LIMIT_S) if isinstance(pipe, Connection)]
             assert ready, f"ranks {sorted(pending.values())} returned nothing within {LIMIT_S} s"
             for pipe in ready:
-                rank = pending.pop(pipe)  # type: ignore[call-overload]
-                has_succeeded, value = pipe.recv()  # type: ignore[union-attr]
+                rank = pending.pop(pipe)
+                has_succeeded, value = pipe.recv()
                 assert has_succeeded, f"rank {rank}:\n{value}"
                 results[rank] = value
     finally:
