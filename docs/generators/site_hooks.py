@@ -27,6 +27,9 @@ import cli_page  # noqa: E402
 import events_page  # noqa: E402
 import recipe_fields_page  # noqa: E402
 
+from benchmarks import pages as figures  # noqa: E402
+from benchmarks.results import changed_sources  # noqa: E402
+from benchmarks.results import load as load_result  # noqa: E402
 from reconv.recipe.json_schema import recipe_json_schema  # noqa: E402
 
 # Files of the repository's root that are pages of the site.
@@ -47,6 +50,7 @@ BOOSTS = {
     "decisions": 0.3,
     "contributing": 0.3,
 }
+CHART = re.compile(r'<picture><source [^>]* srcset="([^"]+)"><img src="([^"]+)" alt="([^"]*)"></picture>')
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 DRAWING = re.compile(r"^!\[[^\]]*\]\((images/[\w-]+\.svg)\)$", re.MULTILINE)
 PIPE_IN_CODE = re.compile(r"^\|.*`[^`\n]*\\\|[^`\n]*`.*$", re.MULTILINE)
@@ -104,6 +108,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     page.meta["hide"] = _hidden(page.file.src_uri)
     page.meta["search"] = {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)}
     markdown = markdown.replace("<!-- pages -->", _siblings(page.file, files))
+    markdown = CHART.sub(r"![\3](\2#only-light)![\3](\1#only-dark)", _with_marks(markdown))
     markdown = DRAWING.sub(lambda match: _inlined(page.file, match[1]), markdown)
     markdown = PIPE_IN_CODE.sub(_code_with_pipe, markdown)
     source = _source(page.file.src_uri)
@@ -115,6 +120,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return _relinked(match, source, page.file.src_uri, files)
 
     return LINK.sub(replace, markdown)
+
+
+def _with_marks(markdown: str) -> str:
+    """A line below each figure whose code has changed since it was measured."""
+
+    def mark(match: re.Match[str]) -> str:
+        if match[2] == "chart" and f"<!-- figures: {match[3]} -->" in markdown:
+            return match[0]  # its table has the line
+        names = [name for name in figures.cases_of(match[0]) if changed_sources(load_result(name))]
+        return match[0] + ("\nThe code that these figures measure has changed since.\n{ .changed }\n" if names else "")
+
+    return figures.BLOCK.sub(mark, markdown)
 
 
 def _code_with_pipe(match: re.Match[str]) -> str:

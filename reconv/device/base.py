@@ -138,7 +138,7 @@ def configure_algorithms(device: Device, engine: EngineConfig, num_steps: int | 
     """Choose between the fastest and the deterministic algorithms, then let the device load its libraries.
 
     `num_steps` is the length of a training run: timing the algorithms of convolutions takes seconds (ResNet-50 on an
-    H200: 2.2), and makes a step shorter by 0.1 to 1 ms (docs/results/time-to-result.md).
+    H200: 2.2), and makes a step shorter by 0.1 to 1 ms (benchmarks/LOG.md).
     """
     is_deterministic = engine.deterministic
     if is_deterministic:

@@ -17,7 +17,7 @@ from reconv.scaling.device_kinds import DeviceKind
 from reconv.scaling.tables import read_table
 
 # A step has a part that does not depend on the batch: 2.7 of 24.3 ms of ResNet-50 on an H200 (10,554 images/s at batch
-# 256 and 11,167 at batch 512, docs/results/h200.md).
+# 256 and 11,167 at batch 512, benchmarks/LOG.md).
 FIXED_FRACTION, FIXED_FRACTION_BATCH = 0.110, 256
 _OTHER_DEVICE, _OTHER_SIZE, _OTHER_PRECISION = 0.15, 0.10, 0.15  # relative uncertainty of what is not measured as such
 _OUR_DEVICE = "h200"

@@ -3,7 +3,7 @@
 A row that is not filled here goes through the row-by-row path, which reads the file again and reports what is wrong
 with it. Row by row a worker releases the GIL five times per image, and sleeps when another thread has it; of two
 processors that left a tenth of one idle. With threads of the decoder's own, a task has more rows, and Python does
-little for each (docs/results/data.md).
+little for each (benchmarks/LOG.md).
 """
 
 from __future__ import annotations

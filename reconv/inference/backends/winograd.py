@@ -16,7 +16,7 @@ from reconv.inference.backends.winograd_library import (
 )
 from reconv.kernels.conv_bias_act.candidates import ConvConfig
 
-# Measured against oneDNN 3.12 on one core with AVX-512 and AVX2; see docs/results/inference.md.
+# Measured against oneDNN 3.12 on one core with AVX-512 and AVX2; see benchmarks/LOG.md.
 # Not by the number of threads: ranks with fewer of them give the bits of one process.
 _MIN_CHANNELS = 16
 _MIN_TILES = 12  # transformed weights are four times as large: fewer tiles wait for memory

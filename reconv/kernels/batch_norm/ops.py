@@ -24,7 +24,7 @@ ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "hardswish": 5}  
 _SUM_ACTIVATIONS = ("none", "relu")
 _NO_RESIDUAL, _ADD, _ADD_NORM = range(3)
 
-# Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are
+# Measured on an H200 over shapes of ResNet-50 (benchmarks/LOG.md). Where values are
 # reduced or packed, ptxas interleaves loads with arithmetic and few are in flight: there tiles are prefetched, by few
 # long programs. The two kernels of a residual sum share their mask layout, so also their number of warps.
 CONFIGS = {

@@ -42,7 +42,7 @@ class ExpansionTile:
     registers: int | None = None  # limit per thread
 
 
-# By kernel and number of inputs, as padded; measured on an H200 (docs/results/gpu-kernels.md). Instructions per value
+# By kernel and number of inputs, as padded; measured on an H200 (benchmarks/LOG.md). Instructions per value
 # in SASS for Hopper, with 32 inputs and ReLU6: 6 for the statistics, 7 for the output, 13 for the sums, 15 for the
 # input gradient.
 CONFIGS: dict[str, dict[int, ExpansionTile]] = {

@@ -46,7 +46,7 @@ class BackwardTile:
 
 
 # By outputs and inputs of the convolution, and whether there is a norm before it.
-# Measured on an H200 (docs/results/gpu-kernels.md).
+# Measured on an H200 (benchmarks/LOG.md).
 CONFIGS = {
     (256, 64, True): BackwardTile(64, 8, 3, 1),
     (256, 64, False): BackwardTile(64, 8, 3, 1),

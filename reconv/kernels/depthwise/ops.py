@@ -5,7 +5,7 @@ of F.conv2d up to the order of sums. In half precision kernels compute 3x3 and 5
 to cuDNN, but for the input gradient at stride 2.
 
 On an H200 in bf16 at batch 256, cuDNN's passes at stride 1 took 1.5 to 4 times as long as memory bandwidth allows, and
-its input gradient of MobileNetV2's four layers of stride 2 took 1.5 ms instead of 0.3 (docs/results/gpu-kernels.md).
+its input gradient of MobileNetV2's four layers of stride 2 took 1.5 ms instead of 0.3 (benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StripTile:
     programs_per_sm: int
 
 
-# By kernel and stride; measured on an H200 (docs/results/gpu-kernels.md).
+# By kernel and stride; measured on an H200 (benchmarks/LOG.md).
 CONV = {
     (3, 1): StripTile(7, 2, 4, 4),
     (5, 1): StripTile(7, 2, 4, 4),

@@ -51,7 +51,7 @@ class GroupedGradientTile:
     registers: int | None = None
 
 
-# By channels per group; None: cuDNN's kernel. Measured on an H200 (docs/results/gpu-kernels.md).
+# By channels per group; None: cuDNN's kernel. Measured on an H200 (benchmarks/LOG.md).
 FORWARD: dict[int, GroupedConvTile | None] = {
     4: GroupedConvTile(16, 4, 1, 1),
     8: GroupedConvTile(16, 4, 1, 1),

@@ -44,7 +44,7 @@ class StemConvTile:
     registers: int | None = None
 
 
-# By kernel; measured on an H200 (docs/results/gpu-kernels.md).
+# By kernel; measured on an H200 (benchmarks/LOG.md).
 CONV_CONFIGS = {7: StemConvTile(32, 64, 1, 4, 3, 2), 3: StemConvTile(128, 32, 2, 2, 3, 4)}
 
 

@@ -74,7 +74,7 @@ class SumForwardTile:
 FORWARD_CONFIGS = {(256, 64): SumForwardTile(64, 8, 3, 1), (256, 128): SumForwardTile(64, 8, 3, 1)}
 
 # By the number of outputs of the convolution, rounded up to a power of two, and the number of norms in the sum.
-# Measured on an H200 over the layers of ResNet-50 and ResNeXt-101 (docs/results/gpu-kernels.md).
+# Measured on an H200 over the layers of ResNet-50 and ResNeXt-101 (benchmarks/LOG.md).
 CONFIGS = {
     (64, 1): SumConvTile(64, 64, 4, 3, 3),
     (64, 2): SumConvTile(64, 64, 4, 3, 3),

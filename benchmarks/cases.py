@@ -1,0 +1,337 @@
+"""The registry of measured cases: the command of each, the hardware and data it needs, the code that it measures.
+
+`python -m benchmarks run CASE` runs the command, reads its JSON and writes docs/results/data/CASE.json.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from benchmarks.results import Row
+
+Hardware = Literal["cuda", "cpu"]
+ENGINE = (
+    "reconv/kernels",
+    "reconv/models",
+    "reconv/optim",
+    "reconv/precision",
+    "reconv/trainer/step.py",
+)
+LOADER = ("reconv/data", "csrc")
+NETWORKS = {
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "resnet50": "ResNet-50",
+    "resnet50+batch.size=512": "ResNet-50, batch 512",
+    "resnet101": "ResNet-101",
+    "resnet152": "ResNet-152",
+    "resnet50+model.name=resnext50_32x4d": "ResNeXt-50 32x4d",
+    "resnext101-habana-1card-bf16-256": "ResNeXt-101 32x4d",
+    "se-resnext101-nv-90ep-8gpu-tf32": "SE-ResNeXt-101 32x4d",
+    "mobilenet-v2-habana-1card-bf16": "MobileNetV2",
+    "googlenet-habana-1card-bf16": "GoogLeNet",
+    "efficientnet-b0-nv-400ep-8gpu-tf32": "EfficientNet-B0",
+    "efficientnet-b4-nv-400ep-8gpu-tf32+batch.size=64": "EfficientNet-B4, 380 px, batch 64",
+    "ssd-resnet34+batch.size=128+detection.metric=voc10": "SSD-ResNet34, 300 px, batch 128",
+}
+THROUGHPUT = "python -m benchmarks.throughput {networks} --train-modes {train} --infer-modes {infer} --json {{json}}"
+RECIPES = " ".join(NETWORKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A table of figures: `{json}` in the command is the file it writes, `{data}` what `--data` names."""
+
+    name: str
+    title: str
+    command: str
+    hardware: Hardware
+    sources: tuple[str, ...]
+    rows: Callable[[Any], Iterable[Row]] | None = None  # reads the command's JSON; None: entered by hand
+    value: str = "Reconv"  # heads of the columns
+    baseline: str = "baseline"
+    data: str = ""  # what {data} has to be
+
+
+def training_rows(content: Any) -> Iterator[Row]:
+    """Training throughput of each network, from the JSON of `benchmarks.throughput`."""
+    for network, measured in content["networks"].items():
+        for row in measured["rows"]:
+            if row["kind"] == "train":
+                yield Row(
+                    name=_network(network, row),
+                    value=row["images_per_s"],
+                    unit="images/s",
+                    low=row["lowest"],
+                    high=row["highest"],
+                    n=row["n"],
+                    baseline=row.get("baseline"),
+                    baseline_name=row.get("baseline_name", ""),
+                    more={"roofline": f"{100 * row['roofline_fraction']:.0f} %"} if "roofline_fraction" in row else {},
+                )
+
+
+def inference_rows(content: Any) -> Iterator[Row]:
+    """Inference throughput and latency of each network and batch size, from the JSON of `benchmarks.throughput`."""
+    for network, measured in content["networks"].items():
+        for row in measured["rows"]:
+            if row["kind"] == "infer":
+                latency = row["latency_ms"]
+                yield Row(
+                    name=f"{_network(network, row)}, batch {row['batch']}",
+                    value=row["images_per_s"],
+                    unit="images/s",
+                    n=row["n"],
+                    baseline=row.get("baseline"),
+                    more={"p50, p99": f"{latency['p50']:.2f}, {latency['p99']:.2f} ms"},
+                )
+
+
+def process_rows(content: Any) -> Iterator[Row]:
+    """Phases of whole processes, from the JSON of `benchmarks.time_to_result`."""
+    phases = {name: [run["phases_s"].get(name, 0.0) for run in content] for name in content[0]["phases_s"]}
+    named = {
+        "whole process": [run["wall_s"] for run in content],
+        "process start to first step": [run["startup_s"] for run in content],
+        "process start to last evaluation": [run["last_step_s"] for run in content],
+        "last evaluation to process end": [run["after_last_step_s"] for run in content],
+        **{name.replace("_", " "): seconds for name, seconds in phases.items()},
+    }
+    for name, seconds in named.items():
+        yield spread(name, [value for value in seconds if value is not None], "s")
+
+
+def accuracy_rows(content: Any) -> Iterator[Row]:
+    """Final metrics over seeds, from the JSON of `benchmarks.accuracy`."""
+    for recipe in content:
+        row = spread(recipe["name"], recipe["metric"], "%" if recipe["is_fraction"] else "")
+        more = {"metric": recipe["metric_name"], "deviation": f"{recipe['deviation']:.2f}" if row.n != 1 else ""}
+        yield Row(
+            name=row.name,
+            value=row.value,
+            unit=row.unit,
+            low=row.low,
+            high=row.high,
+            n=row.n,
+            baseline=recipe.get("published"),
+            more={**more, "whole process": f"{statistics.median(recipe['wall_s']):.1f} s"},
+        )
+
+
+def way_rows(content: Any) -> Iterator[Row]:
+    """Ways from files to predictions beside the first one, from the JSON of `benchmarks.predict_throughput`."""
+    for model, ways in content.items():
+        measured = {way: row["images_per_s"] for way, row in ways.items() if isinstance(row, dict)}
+        (base_name, base), *others = measured.items()
+        for way, rates in others:
+            row = spread(f"{NETWORKS.get(model, model)}: {way}", rates, "images/s")
+            if len(base) == len(rates):
+                row = replace(row, baseline=statistics.median(base), baseline_name=base_name)
+            yield row
+
+
+def server_rows(content: Any) -> Iterator[Row]:
+    """Servers in a closed loop beside the fastest LitServe of the precision, from the JSON of `serve_throughput`."""
+    fastest: dict[str, float] = {}
+    for server in content["closed"]:
+        if server["server"] == "LitServe":
+            rate = statistics.median(server["per_s"])
+            fastest[server["precision"]] = max(rate, fastest.get(server["precision"], 0.0))
+    for server in content["closed"]:
+        name = f"{server['server']}, {server['precision']}, {server['options'] or 'defaults'}"
+        p99 = {"p99": f"{server['p99_ms']:.0f} ms"}
+        row = spread(name, server["per_s"], "requests/s", p99)
+        yield row if server["server"] == "LitServe" else replace(row, baseline=fastest.get(server["precision"]))
+
+
+def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
+    """The median with the lowest and highest of n measurements."""
+    return Row(
+        name=name,
+        value=statistics.median(values),
+        unit=unit,
+        low=min(values) if len(values) > 1 else None,
+        high=max(values) if len(values) > 1 else None,
+        n=len(values),
+        more=more or {},
+    )
+
+
+def _network(recipe: str, row: Mapping[str, Any]) -> str:
+    return NETWORKS.get(recipe, recipe)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            name="training-h200",
+            title="Training steps in bf16, batch 256 unless named",
+            command=THROUGHPUT.format(networks=RECIPES, train="bf16", infer='""') + " --compile-s 360",
+            hardware="cuda",
+            sources=ENGINE,
+            rows=training_rows,
+            baseline="torch.compile",
+        ),
+        Case(
+            name="inference-h200",
+            title="Inference in bf16",
+            command=THROUGHPUT.format(networks=RECIPES, train='""', infer="bf16")
+            + " --infer-batches 1,32,256 --compile-s 360",
+            hardware="cuda",
+            sources=("reconv/kernels", "reconv/models", "reconv/inference/backends"),
+            rows=inference_rows,
+            baseline="torch.compile",
+        ),
+        Case(
+            name="predict-h200",
+            title="ResNet-50 from JPEG files to the five best classes, bf16, batch 256",
+            command="python -m benchmarks.predict_throughput --device cuda --images {data} --models resnet50"
+            " --json {json}",
+            data="a folder of photographs",
+            hardware="cuda",
+            sources=("reconv/inference", *LOADER),
+            rows=way_rows,
+        ),
+        Case(
+            name="predict-cpu",
+            title="From JPEG files to the five best classes, fp32, batch 16",
+            command="python -m benchmarks.predict_throughput --images {data} --count 32 --json {json}",
+            data="a folder of photographs",
+            hardware="cpu",
+            sources=("reconv/inference", *LOADER),
+            rows=way_rows,
+            baseline="Pillow, eager",
+        ),
+        Case(
+            name="serve-h200",
+            title="ResNet-50 over HTTP in bf16, 128 clients",
+            command='python -m benchmarks.serve_throughput --device cuda --only "workers 12" --only "processes 8"'
+            " --json {json}",
+            hardware="cuda",
+            sources=("reconv/serve", "reconv/inference"),
+            rows=server_rows,
+            baseline="LitServe",
+        ),
+        Case(
+            name="serve-cpu",
+            title="ResNet-50 over HTTP, 8 clients",
+            command="python -m benchmarks.serve_throughput --window 4 --json {json}",
+            hardware="cpu",
+            sources=("reconv/serve", "reconv/inference"),
+            rows=server_rows,
+            baseline="LitServe",
+        ),
+        Case(
+            name="loading-cpu",
+            title="Photographs of 105 kB to training crops of 224 px, one core",
+            command="reconv bench data --data {data} --compare --images 192 --windows 15 --json {json}",
+            data="an image folder",
+            hardware="cpu",
+            sources=LOADER,
+            value="times a Pillow pipeline",
+        ),
+        Case(
+            name="loading-cores-cpu",
+            title="From one core to two",
+            command="reconv bench data --data {data} --images 1024 --windows 21 --json {json}",
+            data="an image folder",
+            hardware="cpu",
+            sources=LOADER,
+            value="times one worker",
+        ),
+        Case(
+            name="object-store-cpu",
+            title="Packed photographs from a web server 100 ms away",
+            command="python benchmarks/remote_data.py --images {data} --work DIR --mode read --samples 20000",
+            data="a folder of photographs",
+            hardware="cpu",
+            sources=("reconv/data",),
+            value="of the local rate",
+        ),
+        Case(
+            name="quickstart-time-cpu",
+            title="`reconv train quickstart`, phases of the process",
+            command="python -m benchmarks.time_to_result --runs 7 --json {json} quickstart",
+            hardware="cpu",
+            sources=("reconv/cli", "reconv/trainer", "reconv/recipes/reconv/quickstart.yaml"),
+            rows=process_rows,
+            value="seconds",
+        ),
+        Case(
+            name="photos-time-h200",
+            title="ResNet-50, 40 epochs of 9,469 photographs at 128 px",
+            command="python -m benchmarks.time_to_result --runs 3 --json {json} resnet50 --data {data} --epochs 40"
+            " --batch-size 256 --set data.preprocess.size=128 --set data.preprocess.resize=128 --set expect=null",
+            data="what `python -m benchmarks.photo_folder` writes",
+            hardware="cuda",
+            sources=("reconv/cli", "reconv/trainer", "reconv/data"),
+            rows=process_rows,
+            value="seconds",
+        ),
+        Case(
+            name="cifar10-time-h200",
+            title="`cifar10-fast`, phases of the process",
+            command="python -m benchmarks.time_to_result --runs 6 --json {json} cifar10-fast --data {data}",
+            data="CIFAR-10's binary files",
+            hardware="cuda",
+            sources=("reconv/cli", "reconv/trainer", "reconv/data"),
+            rows=process_rows,
+            value="seconds",
+        ),
+        Case(
+            name="accuracy-cpu",
+            title="Accuracy on two CPU cores",
+            command="python -m benchmarks.accuracy quickstart quickstart-detection --seeds 5 --json {json}",
+            hardware="cpu",
+            sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
+            rows=accuracy_rows,
+            value="metric",
+        ),
+        Case(
+            name="accuracy-h200",
+            title="Accuracy on one H200",
+            command="python -m benchmarks.accuracy cifar10-fast --data {data} --seeds 6 --json {json}",
+            data="CIFAR-10's binary files",
+            hardware="cuda",
+            sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
+            rows=accuracy_rows,
+            value="metric",
+            baseline="published",
+        ),
+        Case(
+            name="int8-cpu",
+            title="Exported models in int8",
+            command="reconv export RUN --to onnx --int8",
+            hardware="cpu",
+            sources=("reconv/inference",),
+            value="int8",
+            baseline="fp32",
+        ),
+        Case(
+            name="detection-scores-cpu",
+            title="COCO and VOC metrics of 5,000 images and 300,000 detections",
+            command="python -m benchmarks.detection_metrics",
+            hardware="cpu",
+            sources=("reconv/metrics",),
+            value="seconds",
+        ),
+    )
+}
+
+# The table of README and of the site's home: case, row, label.
+HEADLINES = (
+    ("training-h200", "ResNet-50", "ResNet-50, training"),
+    ("training-h200", "ResNet-152", "ResNet-152, training"),
+    ("training-h200", "ResNeXt-101 32x4d", "ResNeXt-101 32x4d, training"),
+    ("training-h200", "MobileNetV2", "MobileNetV2, training"),
+    ("training-h200", "EfficientNet-B0", "EfficientNet-B0, training"),
+    ("training-h200", "GoogLeNet", "GoogLeNet, training"),
+    ("training-h200", "SSD-ResNet34, 300 px, batch 128", "SSD-ResNet34 at 300 px, training"),
+    ("inference-h200", "ResNet-50, batch 256", "ResNet-50, inference"),
+    ("predict-h200", "Predictor", "ResNet-50, from JPEG files to the top 5"),
+    ("serve-h200", "reconv serve, 8 processes", "ResNet-50 over HTTP, requests/s"),
+)

@@ -1,0 +1,162 @@
+"""The tables and charts of README and of docs/results, made from the stored figures.
+
+A page is Markdown written by hand, with generated blocks between `<!-- figures: CASE -->` or `<!-- chart: CASE -->` and
+`<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks import charts
+from benchmarks.cases import CASES, HEADLINES, Case
+from benchmarks.results import DATA, ROOT, Result, Row, load
+
+PAGES = ("README.md", "docs/index.md", "docs/results/*.md")
+CHART_LIMIT = 4  # a ratio above it would make all other bars short
+IMAGES = ROOT / "docs" / "images" / "results"
+BLOCK = re.compile(r"(<!-- (figures|chart): ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write_pages(root: Path = ROOT) -> list[Path]:
+    """Write every page and chart that differs from the stored figures; the files that were written."""
+    written = []
+    for path, text in generated(root):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def generated(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
+    """Each page and chart, with the text that follows from the stored figures."""
+    for page in sorted(path for pattern in PAGES for path in root.glob(pattern)):
+        text = page.read_text(encoding="utf-8")
+        yield page, BLOCK.sub(lambda match, page=page: match[1] + _block(match[2], match[3], page) + match[4], text)
+        for name in (match[3] for match in BLOCK.finditer(text) if match[2] == "chart"):
+            for palette in charts.PALETTES:
+                yield IMAGES / f"{name}-{palette}.svg", _chart(name, palette)
+
+
+def cases_of(text: str) -> list[str]:
+    """The cases whose figures a page shows, in order."""
+    names = [name for match in BLOCK.finditer(text) for name in match[3].split()]
+    return list(dict.fromkeys(case for name in names for case in _cases(name)))
+
+
+def table(case: Case, result: Result) -> str:
+    """The figures of one case as a Markdown table, with what they were measured on below."""
+    rows = result.rows
+    more = list(dict.fromkeys(name for row in rows for name in row.more))
+    has_baseline = any(row.baseline for row in rows)
+    units = {row.unit for row in rows}
+    value = case.value + (f", {units.pop()}" if len(units) == 1 and "" not in units else "")
+    head = ["", value, *([case.baseline, "ratio"] if has_baseline else []), "n", *more]
+    head += ["measured"] if any(row.date for row in rows) else []
+    lines = [_cells(_row(row, case, head, more, has_baseline)) for row in rows]
+    return "\n".join([_cells(head), _rule(len(head)), *lines, "", _conditions(result), ""]) + "\n"
+
+
+def headlines() -> str:
+    """The table of the front page: one row from each of several cases, with the date of each."""
+    lines = [_cells(["", "Reconv", "baseline", "ratio", "measured"]), _rule(5)]
+    for name, row_name, label in HEADLINES:
+        result = load(name)
+        row = next(row for row in result.rows if row.name == row_name)
+        baseline = f"{number(row.baseline)} {row.baseline_name or CASES[name].baseline}" if row.baseline else ""
+        times = f"**{ratio(row)}**" if row.ratio else ""
+        lines.append(_cells([label, number(row.value), baseline, times, row.date or result.date]))
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float) -> str:
+    """A figure with thousands separators and at least three significant digits."""
+    if value >= 1000 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def ratio(row: Row) -> str:
+    """Times the baseline."""
+    return "" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio < 10 else f"{row.ratio:.1f}"
+
+
+def _block(kind: str, name: str, page: Path) -> str:
+    if kind == "figures":
+        return headlines() if name == "headlines" else table(CASES[name], load(name))
+    folder = os.path.relpath(IMAGES, page.parent)
+    light, dark = (f"{folder}/{name}-{palette}.svg" for palette in ("light", "dark"))
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{_chart_title(name)}"></picture>\n'
+    )
+
+
+def _cases(name: str) -> list[str]:
+    return list(dict.fromkeys(case for case, *_ in HEADLINES)) if name == "headlines" else [name]
+
+
+def _chart(name: str, palette: str) -> str:
+    if name == "headlines":
+        chosen = [(load(case), row_name, label) for case, row_name, label in HEADLINES]
+        rows = [(row, label) for result, row_name, label in chosen for row in result.rows if row.name == row_name]
+    else:
+        rows = [(row, row.name) for row in load(name).rows]
+    baseline = "torch.compile" if name == "headlines" else CASES[name].baseline
+    bars = [
+        charts.Bar(label, row.ratio, f"{number(row.value)} images/s, {ratio(row)} x")
+        for row, label in rows
+        if row.ratio and row.ratio < CHART_LIMIT and row.unit == "images/s"
+    ]
+    return charts.bars(_chart_title(name), "Reconv", baseline, bars, palette)
+
+
+def _chart_title(name: str) -> str:
+    return (
+        "One NVIDIA H200, bf16, images/s beside torch.compile"
+        if name == "headlines"
+        else CASES[name].title.replace("`", "")
+    )
+
+
+def _row(row: Row, case: Case, head: Sequence[str], more: Sequence[str], has_baseline: bool) -> list[str]:
+    value = number(row.value) + ("" if head[1].endswith(f", {row.unit}") or not row.unit else f" {row.unit}")
+    if row.low is not None and row.high is not None:
+        value += f" ({number(row.low)} to {number(row.high)})"
+    cells = [row.name, value]
+    if has_baseline:
+        name = f" {row.baseline_name}" if row.baseline_name and row.baseline_name != case.baseline else ""
+        cells += [number(row.baseline) + name if row.baseline else "", f"**{ratio(row)}**" if row.ratio else ""]
+    cells += [str(row.n or ""), *(row.more.get(column, "") for column in more)]
+    return cells + ([row.date] if "measured" in head else [])
+
+
+def _conditions(result: Result) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    commit = f", commit `{result.commit}`" if result.commit else ""
+    return f"{result.date}, {result.hardware}; {versions}{commit}:\n\n    {_command(result)}"
+
+
+def _command(result: Result) -> str:
+    """The command that measures the case again."""
+    case = CASES[result.case]
+    if case.rows is None:
+        return result.command
+    return f"python -m benchmarks run {case.name}" + (" --data DIR" if case.data else "")
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(count: int) -> str:
+    return "|" + "---|" * count
+
+
+def stored_cases() -> list[str]:
+    """The cases that have a file of figures."""
+    return sorted(path.stem for path in DATA.glob("*.json"))
