@@ -18,9 +18,7 @@ from reconv.scaling.step_time import StepTime, find_network, precision_of
 # docs/results/scaling-model.md.
 RANGE = (0.89, 1.06)
 CHECKED_UP_TO = 256  # devices; one row has 3,584
-IMAGES_PER_CORE_PER_S = (
-    900  # JPEG of 110 kB, cropped, flipped; 14,549 images/s with 16 cores, benchmarks/LOG.md
-)
+IMAGES_PER_CORE_PER_S = 900  # JPEG of 110 kB, cropped, flipped; 14,549 images/s with 16 cores, benchmarks/LOG.md
 IMAGE_BYTES = 110_000  # mean of ImageNet's training set
 _EVAL_SPEEDUP = 3  # evaluation has the forward pass only
 _IMAGENET, _COCO, _CIFAR = (1_281_167, 50_000), (117_266, 5_000), (50_000, 10_000)
