@@ -36,10 +36,14 @@ def generated(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
     """Each page and chart, with the text that follows from the stored figures."""
     for page in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         text = page.read_text(encoding="utf-8")
-        yield page, BLOCK.sub(lambda match, page=page: match[1] + _block(match[2], match[3], page) + match[4], text)
+        yield page, _filled(text, page)
         for name in (match[3] for match in BLOCK.finditer(text) if match[2] == "chart"):
             for palette in charts.PALETTES:
                 yield IMAGES / f"{name}-{palette}.svg", _chart(name, palette)
+
+
+def _filled(text: str, page: Path) -> str:
+    return BLOCK.sub(lambda match: match[1] + _block(match[2], match[3], page) + match[4], text)
 
 
 def cases_of(text: str) -> list[str]:
