@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from reconv.inference.compiler import compile_inference
 from reconv.inference.fold import fold_batch_norms
 from reconv.kernels.autotune import time_on_device_ms, tolerance
-from reconv.kernels.conv_bias_act.candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv
-from reconv.kernels.conv_bias_act.ops import conv_bias_act
+from reconv.kernels.ops.conv_bias_act import conv_bias_act
+from reconv.kernels.ops.conv_candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv
 from reconv.models import build_model, init_weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.norm_conv1x1 import ops as projection
-from reconv.kernels.norm_max_pool import ops as pool
+from reconv.kernels.ops import batch_norm as norm
+from reconv.kernels.ops import norm_conv1x1 as projection
+from reconv.kernels.ops import norm_max_pool as pool
+from reconv.kernels.ops.batch_norm import NormInput, NormParams
 
 ROTATED_BYTES = 400e6
 REPEATS = 3

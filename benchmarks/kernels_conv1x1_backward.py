@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import random_norm, random_tensor, relative_error, time_ms, try_time
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput
 from reconv.kernels.channels_last import ChannelRows, channel_rows
-from reconv.kernels.conv1x1_norm_backward import ops
-from reconv.kernels.conv1x1_norm_backward.ops import BackwardTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops import batch_norm as norm
+from reconv.kernels.ops import conv1x1_norm_backward as ops
+from reconv.kernels.ops.batch_norm import NormInput
+from reconv.kernels.ops.conv1x1_norm_backward import BackwardTile
 
 # Outputs, inputs, side, norm and ReLU before the convolution, in ResNet-50 and in ResNeXt's first stage.
 SHAPES = ((256, 64, 56, True), (256, 64, 56, False), (256, 128, 56, True), (512, 128, 28, True))

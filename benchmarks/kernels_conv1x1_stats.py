@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, time_ms
-from reconv.kernels.batch_norm.ops import NormParams, statistics
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.conv1x1_statistics.ops import ConvTile, conv_output, tile_config
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
+from reconv.kernels.ops.batch_norm import NormParams, statistics
+from reconv.kernels.ops.conv1x1_statistics import ConvTile, conv_output, tile_config
 
 Layer = tuple[int, int, int]  # inputs, outputs, side
 NETWORKS: dict[str, dict[Layer, int]] = {  # and how many of each layer

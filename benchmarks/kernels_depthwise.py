@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, relative_error, try_time
-from reconv.kernels.batch_norm.ops import NormParams, statistics
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.depthwise import ops
-from reconv.kernels.depthwise.ops import StripTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops import depthwise as ops
+from reconv.kernels.ops.batch_norm import NormParams, statistics
+from reconv.kernels.ops.depthwise import StripTile
 
 DTYPE = torch.bfloat16
 COPY_BYTES_PER_S = 4.2e12

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, time_ms
 from reconv.kernels import reference
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.conv1x1_norm_act import ops as fused
-from reconv.kernels.conv1x1_norm_act.ops import ConvNormInput, ExpansionTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
+from reconv.kernels.ops import batch_norm as norm
+from reconv.kernels.ops import conv1x1_norm_act as fused
+from reconv.kernels.ops.batch_norm import NormInput, NormParams
+from reconv.kernels.ops.conv1x1_norm_act import ConvNormInput, ExpansionTile
 from reconv.kernels.reference import Activation
 
 LAYERS = (  # inputs, outputs, side, and how many MobileNetV2 and EfficientNet-B0 have

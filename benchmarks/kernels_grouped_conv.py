@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_tensor, relative_error, time_ms
-from reconv.kernels.grouped_conv import ops
-from reconv.kernels.grouped_conv.ops import GroupedConvTile, GroupedGradientTile
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
+from reconv.kernels.ops import grouped_conv as ops
+from reconv.kernels.ops.grouped_conv import GroupedConvTile, GroupedGradientTile
 
 Config = GroupedConvTile | GroupedGradientTile
 Layer = tuple[int, int, int, int]  # channels per group, channels, side, number of layers

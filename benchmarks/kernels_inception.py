@@ -23,15 +23,15 @@ from torch import Tensor, nn
 
 from benchmarks.kernels import ROTATED_BYTES, gradients, random_tensor, relative_error, time_ms
 from reconv.batch import Batch
-from reconv.kernels.batch_norm.ops import NormParams, batch_norm_act
 from reconv.kernels.channels_last import LaunchConfig
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_blocks import FusedGoogLeNet, FusedInception
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
+from reconv.kernels.fused.blocks import FusedGoogLeNet, FusedInception
+from reconv.kernels.fused.norm import FusedBatchNorm2d
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
-from reconv.kernels.norm_concat import ops
-from reconv.kernels.norm_concat.ops import Columns, PartNorms, PartRows
+from reconv.kernels.ops import norm_concat as ops
+from reconv.kernels.ops.batch_norm import NormParams, batch_norm_act
+from reconv.kernels.ops.norm_concat import Columns, PartNorms, PartRows
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import LayerState

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels import ROTATED_BYTES, gradients, random_norm, random_tensor, try_time
-from reconv.kernels.batch_norm.ops import NormInput, statistics
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.max_pool import ops
-from reconv.kernels.norm_max_pool import ops as norm_pool
+from reconv.kernels.ops import max_pool as ops
+from reconv.kernels.ops import norm_max_pool as norm_pool
+from reconv.kernels.ops.batch_norm import NormInput, statistics
 from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
 DTYPE = torch.bfloat16

@@ -25,15 +25,15 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from benchmarks.kernels import random_norm, random_tensor, relative_error, try_time
-from reconv.kernels.batch_norm.ops import NormInput, NormParams, gradient_sums, statistics
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
-from reconv.kernels.norm_max_pool import ops as pool
-from reconv.kernels.stem import ops as stem
-from reconv.kernels.stem.ops import CONV_CONFIGS, StemConvTile
-from reconv.kernels.stem_max_pool import ops as stem_pool
-from reconv.kernels.stem_max_pool.ops import GRADIENT_CONFIG, StemGradientTile
+from reconv.kernels.ops import norm_max_pool as pool
+from reconv.kernels.ops import stem
+from reconv.kernels.ops import stem_max_pool as stem_pool
+from reconv.kernels.ops.batch_norm import NormInput, NormParams, gradient_sums, statistics
+from reconv.kernels.ops.stem import CONV_CONFIGS, StemConvTile
+from reconv.kernels.ops.stem_max_pool import GRADIENT_CONFIG, StemGradientTile
 from reconv.kernels.window import STEM_WINDOW, STEM_WINDOWS, PoolWindow
 
 OUTPUTS = {7: 64, 3: 32}  # by kernel

@@ -22,15 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels import ROTATED_BYTES, random_norm, random_tensor, relative_error, time_ms, try_time
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormInput, NormParams
 from reconv.kernels.channels_last import ChannelRows, channel_rows
-from reconv.kernels.conv1x1_statistics import ops as conv1x1
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.jit.compile_ahead import compile_ahead
 from reconv.kernels.jit.launch import trace_launches
-from reconv.kernels.sum_conv1x1 import ops
-from reconv.kernels.sum_conv1x1.ops import SumConvTile, SumForwardTile
+from reconv.kernels.ops import batch_norm as norm
+from reconv.kernels.ops import conv1x1_statistics as conv1x1
+from reconv.kernels.ops import sum_conv1x1 as ops
+from reconv.kernels.ops.batch_norm import NormInput, NormParams
+from reconv.kernels.ops.sum_conv1x1 import SumConvTile, SumForwardTile
 
 # Channels, outputs of the convolution, side, sum of two norms, number in ResNet-50, in ResNeXt-101 32x4d.
 SHAPES = (

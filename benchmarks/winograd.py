@@ -27,7 +27,7 @@ from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution
-from reconv.kernels.conv_bias_act.candidates import ConvConfig
+from reconv.kernels.ops.conv_candidates import ConvConfig
 
 LAYERS = ((56, 64), (28, 128), (14, 256), (7, 512))  # side and channels of those of ResNet-50
 CONFIG = ConvConfig((1, 1), (1, 1), (1, 1), 1, "relu")

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.errors import UsageError
-from reconv.kernels.crop.ops import CropBox, crop
+from reconv.kernels.ops.crop import CropBox, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the CPU"
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from reconv.inference.trace_graph import trace_graph
-from reconv.kernels.conv_bias_act.candidates import ConvConfig
-from reconv.kernels.conv_bias_act.ops import conv_bias_act
-from reconv.kernels.pointwise.ops import Epilogue, concat, gate_add_act, global_avg_pool, max_pool
+from reconv.kernels.ops.conv_bias_act import conv_bias_act
+from reconv.kernels.ops.conv_candidates import ConvConfig
+from reconv.kernels.ops.pointwise import Epilogue, concat, gate_add_act, global_avg_pool, max_pool
 
 aten = torch.ops.aten
 _ACTIVATIONS: dict[object, Epilogue] = {

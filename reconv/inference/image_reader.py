@@ -23,7 +23,7 @@ from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.data.transforms.host_transforms import eval_crop_box, eval_transform
 from reconv.errors import DataError, UsageError
 from reconv.inference.image_input import ImageFile, ImageInput, to_pil
-from reconv.kernels.crop.ops import CropBox
+from reconv.kernels.ops.crop import CropBox
 from reconv.recipe.data_fields import PreprocessConfig
 
 DecoderName = Literal["auto", "pillow", "native", "gpu"]

@@ -14,7 +14,7 @@ from reconv.detection.postprocess import Detections
 from reconv.errors import UsageError
 from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
-from reconv.kernels.softmax_topk.ops import softmax_topk, supports
+from reconv.kernels.ops.softmax_topk import softmax_topk, supports
 from reconv.metrics.multilabel_metrics import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
 

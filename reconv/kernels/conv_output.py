@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from reconv.kernels.batch_norm.ops import NormInput
+    from reconv.kernels.ops.batch_norm import NormInput
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from reconv.kernels.fused_modules.fused_blocks import (
+from reconv.kernels.fused.blocks import (
     FusedBasicBlock,
     FusedBasicConv2d,
     FusedBottleneck,
@@ -27,8 +27,8 @@ from reconv.kernels.fused_modules.fused_blocks import (
     FusedPreBottleneck,
     FusedResNet,
 )
-from reconv.kernels.fused_modules.fused_external import external_block_class
-from reconv.kernels.fused_modules.fused_layers import (
+from reconv.kernels.fused.external import external_block_class
+from reconv.kernels.fused.layers import (
     FusedDepthwiseConv2d,
     FusedDropout,
     FusedMaxPool2d,
@@ -37,8 +37,8 @@ from reconv.kernels.fused_modules.fused_layers import (
     fused_conv_class,
     pool_window,
 )
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormAct2d
-from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
+from reconv.kernels.fused.norm import FusedBatchNorm2d, FusedBatchNormAct2d
+from reconv.kernels.fused.ssd import FusedExtra, FusedSSD
 from reconv.models.architecture import ReconvModel
 from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.fastnet import FastNet

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
 from reconv.kernels.dispatch import conv_output_dtype
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
 from reconv.models.architecture import ReconvModel
 from reconv.models.layers.batch_norm import LayerState
@@ -65,7 +65,7 @@ def _with_losses(output: Any) -> Any:
     """The output, or the losses of a detector's feature maps, which are kernels too."""
     if not isinstance(output, SSDFeatureMaps):
         return output
-    from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
+    from reconv.kernels.ops.box_losses import AnchorLayout, box_losses, empty_ground_truth
 
     layout = AnchorLayout(output.per_cell, output.num_classes)
     return box_losses(output.maps, output.biases, layout, empty_ground_truth(output.maps, layout))

@@ -19,7 +19,7 @@ from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import hard_negatives, match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.metrics.detection_metrics import DetectionMetrics, GroundTruth
 from reconv.models.architecture import SSDOutput
 from reconv.tasks.task import LossSums
@@ -98,7 +98,7 @@ class DetectionTask:
 
     def _fused_losses(self, outputs: SSDFeatureMaps, batch: Batch) -> SSDLosses:
         """The losses by fused kernels, where they support the outputs."""
-        from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses, supports
+        from reconv.kernels.ops.box_losses import AnchorLayout, GroundTruthBatch, box_losses, supports
 
         layout, config = AnchorLayout(outputs.per_cell, outputs.num_classes), self.match_config
         targets = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.kernels.batch_norm.ops import NormParams
+from reconv.kernels.ops.batch_norm import NormParams
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # cuDNN may multiply float32 in TF32

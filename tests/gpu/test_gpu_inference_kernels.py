@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from gpu_tensors import TOLERANCES, all_dtypes, half_dtypes, random_tensor, relative_error
 
-from reconv.kernels.conv_bias_act.candidates import (
+from reconv.kernels.ops import pointwise as passes
+from reconv.kernels.ops.conv_candidates import (
     Candidate,
     ConvConfig,
     ConvInputs,
@@ -17,7 +18,6 @@ from reconv.kernels.conv_bias_act.candidates import (
     torch_conv,
     triton_depthwise,
 )
-from reconv.kernels.pointwise import ops as passes
 
 GATED = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7), (2048, 7), (72, 13))  # channels, side
 DEPTHWISE = (  # channels, side, kernel, stride

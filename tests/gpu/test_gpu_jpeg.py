@@ -18,7 +18,7 @@ from torch import Tensor
 from reconv.bench.bench_run import bench_args, open_bench_run
 from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
-from reconv.kernels.crop.ops import crop, crop_reference
+from reconv.kernels.ops.crop import crop, crop_reference
 from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
 from reconv.trainer.prepare_run import PreparedRun

@@ -39,33 +39,31 @@ from reconv.data.transforms.mixup import (
 )
 from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
-from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import NormParams
-from reconv.kernels.bias_relu.ops import bias_relu_pad
-from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.color_jitter.ops import jitter_and_normalize
-from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act
-from reconv.kernels.conv1x1_norm_backward import ops as conv_backward
-from reconv.kernels.conv1x1_statistics.ops import conv1x1_statistics
 from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.depthwise import ops as depthwise
-from reconv.kernels.excitation.ops import excitation_gate
-from reconv.kernels.fused_modules.fused_layers import FusedDropout
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.global_avg_pool.ops import global_avg_pool
-from reconv.kernels.grouped_conv import ops as grouped
-from reconv.kernels.max_pool import ops as max_pool
-from reconv.kernels.norm_concat import ops as concat
-from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
-from reconv.kernels.norm_max_pool import ops as pool
-from reconv.kernels.norm_squeeze_excite import ops as gated
-from reconv.kernels.normalize_images.ops import normalize_and_mix, normalize_images
-from reconv.kernels.softmax_topk.ops import softmax_topk
-from reconv.kernels.squeeze_excite import ops as excite
-from reconv.kernels.stem import ops as stem
-from reconv.kernels.stem_max_pool import ops as stem_pool
-from reconv.kernels.sum_conv1x1 import ops as sum_conv
+from reconv.kernels.fused.layers import FusedDropout
+from reconv.kernels.fused.ssd import SSDFeatureMaps
+from reconv.kernels.ops import batch_norm as norm
+from reconv.kernels.ops import conv1x1_norm_backward as conv_backward
+from reconv.kernels.ops import depthwise, max_pool, stem
+from reconv.kernels.ops import grouped_conv as grouped
+from reconv.kernels.ops import norm_concat as concat
+from reconv.kernels.ops import norm_max_pool as pool
+from reconv.kernels.ops import norm_squeeze_excite as gated
+from reconv.kernels.ops import squeeze_excite as excite
+from reconv.kernels.ops import stem_max_pool as stem_pool
+from reconv.kernels.ops import sum_conv1x1 as sum_conv
+from reconv.kernels.ops.batch_norm import NormParams
+from reconv.kernels.ops.bias_relu import bias_relu_pad
+from reconv.kernels.ops.box_losses import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.ops.color_jitter import jitter_and_normalize
+from reconv.kernels.ops.conv1x1_norm_act import conv1x1_batch_norm_act
+from reconv.kernels.ops.conv1x1_statistics import conv1x1_statistics
+from reconv.kernels.ops.excitation import excitation_gate
+from reconv.kernels.ops.global_avg_pool import global_avg_pool
+from reconv.kernels.ops.norm_conv1x1 import batch_norm_act_conv1x1
+from reconv.kernels.ops.normalize_images import normalize_and_mix, normalize_images
+from reconv.kernels.ops.softmax_topk import softmax_topk
 from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.conv import SameMaxPool2d

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from reconv.inference.compiler import compile_inference
 from reconv.inference.fold import fold_batch_norms
-from reconv.kernels.conv_bias_act.ops import conv_bias_act
-from reconv.kernels.pointwise.ops import concat, gate_add_act, global_avg_pool, max_pool
+from reconv.kernels.ops.conv_bias_act import conv_bias_act
+from reconv.kernels.ops.pointwise import concat, gate_add_act, global_avg_pool, max_pool
 from reconv.models import build_model, init_weights
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception

@@ -26,7 +26,7 @@ from reconv.inference.image_reader import ImageReader
 from reconv.inference.output_predictions import OutputClasses, Selection, without_gc
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction
-from reconv.kernels.crop.ops import CropBox, crop_reference
+from reconv.kernels.ops.crop import CropBox, crop_reference
 from reconv.recipe.data_fields import PreprocessConfig
 
 PREPROCESS = PreprocessConfig(channels=3, size=32, resize=36)

@@ -19,7 +19,7 @@ from reconv.inference.backends.folded_backend import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.outputs import largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution, is_faster, is_supported, with_winograd
-from reconv.kernels.conv_bias_act.candidates import ConvConfig
+from reconv.kernels.ops.conv_candidates import ConvConfig
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_winograd", "as_on_a_fast_cpu")]
 

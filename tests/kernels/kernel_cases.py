@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm.ops import NormParams
+from reconv.kernels.ops.batch_norm import NormParams
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}

@@ -21,8 +21,8 @@ from kernel_cases import (
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.channels_last import ROWS_PER_THREAD, channel_rows, counters
+from reconv.kernels.ops import batch_norm as norm
 
 # samples, channels, height, width, groups: odd row counts, channels that fill no block, several groups, a longer and
 # a shorter last group, groups of one value.

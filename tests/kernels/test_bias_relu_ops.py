@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, as_float64, assert_near, draw
 
-from reconv.kernels.bias_relu.ops import bias_relu, bias_relu_pad
+from reconv.kernels.ops.bias_relu import bias_relu, bias_relu_pad
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -16,8 +16,8 @@ from reconv.detection.anchors import generate_anchors
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig
-from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses, match_anchors_fused
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
+from reconv.kernels.fused.ssd import SSDFeatureMaps
+from reconv.kernels.ops.box_losses import AnchorLayout, GroundTruthBatch, box_losses, match_anchors_fused
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7

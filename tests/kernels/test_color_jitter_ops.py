@@ -12,8 +12,8 @@ from reconv.batch import Batch
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER, FLIPS
-from reconv.kernels.color_jitter.ops import jitter_and_normalize, supports
 from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops.color_jitter import jitter_and_normalize, supports
 from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
 HEIGHT, WIDTH = 70, 61  # more pixels than a program sums

@@ -24,7 +24,7 @@ from triton.runtime import driver
 from reconv.kernels.jit.compile_variants import TargetGpu
 from reconv.kernels.jit.compile_process import CompilerProcess
 from reconv.kernels.jit.launch import variant_of
-from reconv.kernels.stem.triton import space_to_depth
+from reconv.kernels.triton.stem import space_to_depth
 
 found = []
 knobs.compilation.listener = lambda cache_hit, **about: found.append(cache_hit)

@@ -9,10 +9,10 @@ from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_
 from torch import Tensor, nn
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm.ops import NormParams
-from reconv.kernels.conv1x1_norm_act.ops import conv1x1_batch_norm_act, supports
-from reconv.kernels.fused_modules.fused_conv1x1 import conv1x1_norm_act
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
+from reconv.kernels.fused.conv1x1 import conv1x1_norm_act
+from reconv.kernels.fused.norm import FusedBatchNorm2d
+from reconv.kernels.ops.batch_norm import NormParams
+from reconv.kernels.ops.conv1x1_norm_act import conv1x1_batch_norm_act, supports
 from reconv.kernels.reference import Activation
 
 # Shape, outputs and groups; rows and channels that fill no tile, a group of two rows, and several splits of the rows.

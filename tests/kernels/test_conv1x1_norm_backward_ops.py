@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from kernel_cases import as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import Tensor
 
-from reconv.kernels.batch_norm.ops import NormInput, statistics
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.conv1x1_norm_backward import ops
-from reconv.kernels.conv1x1_norm_backward.ops import (
+from reconv.kernels.conv_output import ConvOutput
+from reconv.kernels.ops import conv1x1_norm_backward as ops
+from reconv.kernels.ops.batch_norm import NormInput, statistics
+from reconv.kernels.ops.conv1x1_norm_backward import (
     BackwardTile,
     conv1x1_before_norm,
     gradients,
     norm_relu_conv1x1_before_norm,
 )
-from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.sum_conv1x1.ops import batch_norm_add_relu_conv1x1
+from reconv.kernels.ops.sum_conv1x1 import batch_norm_add_relu_conv1x1
 
 DTYPE, TOLERANCE = torch.float16, 4e-3
 HALF = {DTYPE: TOLERANCE, torch.bfloat16: 3e-2}

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.kernels import channels_last
-from reconv.kernels.batch_norm import ops as norm_ops
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.conv1x1_statistics import ops
-from reconv.kernels.conv1x1_statistics.ops import ConvTile, conv1x1_statistics, supports
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_conv1x1 import conv_norm_act
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
-from reconv.kernels.fused_modules.fused_sums import single
+from reconv.kernels.fused.conv1x1 import conv_norm_act
+from reconv.kernels.fused.norm import FusedBatchNorm2d
+from reconv.kernels.fused.sums import single
+from reconv.kernels.ops import batch_norm as norm_ops
+from reconv.kernels.ops import conv1x1_statistics as ops
+from reconv.kernels.ops.conv1x1_statistics import ConvTile, conv1x1_statistics, supports
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import LayerState
 

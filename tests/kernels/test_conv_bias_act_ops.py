@@ -7,7 +7,8 @@ import torch
 from kernel_cases import DTYPES, TOLERANCE, alternate, assert_near, draw, pairwise
 from torch import Tensor
 
-from reconv.kernels.conv_bias_act.candidates import (
+from reconv.kernels.ops.conv_bias_act import conv_bias_act
+from reconv.kernels.ops.conv_candidates import (
     ConvConfig,
     ConvInputs,
     GemmTile,
@@ -19,8 +20,7 @@ from reconv.kernels.conv_bias_act.candidates import (
     triton_depthwise,
     triton_gemm,
 )
-from reconv.kernels.conv_bias_act.ops import conv_bias_act
-from reconv.kernels.pointwise.ops import Epilogue
+from reconv.kernels.ops.pointwise import Epilogue
 
 ACTS = ("none", "relu", "relu6", "silu", "sigmoid")
 

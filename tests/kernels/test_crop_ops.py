@@ -11,7 +11,7 @@ from loading_examples import host_eval
 from torch import Tensor
 
 from reconv.data.transforms.host_transforms import eval_crop_box, resize_into
-from reconv.kernels.crop.ops import CropBox, crop, crop_reference
+from reconv.kernels.ops.crop import CropBox, crop, crop_reference
 from reconv.recipe.data_fields import PreprocessConfig
 
 SIZE = 13  # fills no tile, and makes few exact halves

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 
-from reconv.kernels.depthwise.ops import (
+from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops.depthwise import (
     CONV,
     WEIGHT_GRADIENT,
     StripTile,
@@ -18,7 +19,6 @@ from reconv.kernels.depthwise.ops import (
     supports_kernels,
     weight_gradient,
 )
-from reconv.kernels.jit.launch import trace_launches
 
 HALF_TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
 

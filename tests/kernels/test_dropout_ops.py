@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_layers import FusedDropout
+from reconv.kernels.fused.layers import FusedDropout
 from reconv.kernels.jit.launch import trace_launches
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.layers.dropout import Dropout

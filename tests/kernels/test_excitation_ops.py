@@ -12,9 +12,9 @@ from kernel_cases import TOLERANCE, as_float64, assert_near, draw
 from torch import Tensor, nn
 
 from reconv.kernels import block_graph
-from reconv.kernels.excitation.ops import MAX_HIDDEN, excitation_gate, supports
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops.excitation import MAX_HIDDEN, excitation_gate, supports
 from reconv.kernels.reference import Activation
 from reconv.models.layers.conv import SqueezeExcitation
 from reconv.models.replace_layers import replace_layers

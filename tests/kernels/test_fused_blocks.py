@@ -14,8 +14,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.fused_modules.fused_sums import DualUse, single
+from reconv.kernels.fused.ssd import SSDFeatureMaps
+from reconv.kernels.fused.sums import DualUse, single
 from reconv.models import build_model
 from reconv.models.architecture import SSDOutput
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
@@ -135,7 +135,7 @@ def launches(model: nn.Module, images: Tensor) -> dict[str, int]:
     run = InterpretedFunction.run
 
     def counting(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        found[self.fn.__module__.split(".")[-2]] += 1
+        found[self.fn.__module__.rpartition(".")[2]] += 1
         return run(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,10 +17,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from reconv.batch import Batch
 from reconv.kernels import block_graph
-from reconv.kernels.batch_norm.ops import ACTIVATION_IDS
 from reconv.kernels.block_graph import BlockGraph, trace_block
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
+from reconv.kernels.ops.batch_norm import ACTIVATION_IDS
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d, LayerState
 from reconv.models.mobilenet import InvertedResidual as OurInvertedResidual
@@ -237,7 +237,7 @@ def trace(model: nn.Module, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype 
     variant_of = launch.variant_of
 
     def noting(kernel, args, constants):  # type: ignore[no-untyped-def]
-        launched.append(Launch(kernel.fn.__module__.split(".")[-2], kernel.fn.__name__, constants))
+        launched.append(Launch(kernel.fn.__module__.rpartition(".")[2], kernel.fn.__name__, constants))
         return variant_of(kernel, args, constants)
 
     with monkeypatch.context() as patch:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from reconv.batch import Batch
-from reconv.kernels.batch_norm.ops import NormInput
-from reconv.kernels.conv1x1_norm_backward import ops as backward
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_conv1x1 import conv_output, norm_act_conv_output
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.fused_modules.fused_sums import DualUse
-from reconv.kernels.stem_max_pool import ops as stem_max_pool
-from reconv.kernels.sum_conv1x1 import ops
+from reconv.kernels.fused.conv1x1 import conv_output, norm_act_conv_output
+from reconv.kernels.fused.ssd import SSDFeatureMaps
+from reconv.kernels.fused.sums import DualUse
+from reconv.kernels.ops import conv1x1_norm_backward as backward
+from reconv.kernels.ops import stem_max_pool
+from reconv.kernels.ops import sum_conv1x1 as ops
+from reconv.kernels.ops.batch_norm import NormInput
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import checkpointed_forward
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.kernels.fuse import fuse
-from reconv.kernels.global_avg_pool import ops
-from reconv.kernels.global_avg_pool.ops import global_avg_pool
+from reconv.kernels.ops import global_avg_pool as ops
+from reconv.kernels.ops.global_avg_pool import global_avg_pool
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import LayerState
 from reconv.precision.autocast import CastOps

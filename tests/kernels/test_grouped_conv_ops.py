@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from kernel_cases import as_float64, assert_near, draw, pairwise
 from torch import Tensor, nn
 
-from reconv.kernels.fused_modules.fused_layers import FusedGroupedConv2d, fused_conv_class
-from reconv.kernels.grouped_conv import ops
-from reconv.kernels.grouped_conv.ops import GroupedConvTile, GroupedGradientTile, grouped_conv, supports
+from reconv.kernels.fused.layers import FusedGroupedConv2d, fused_conv_class
 from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.ops import grouped_conv as ops
+from reconv.kernels.ops.grouped_conv import GroupedConvTile, GroupedGradientTile, grouped_conv, supports
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Channels per group and shape: programs with columns of several images, and some that are not full; a single line.

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from kernel_cases import DTYPES, alternate, draw
 from torch import nn
 
-from reconv.kernels.fused_modules.fused_layers import FusedMaxPool2d, FusedSameMaxPool2d
+from reconv.kernels.fused.layers import FusedMaxPool2d, FusedSameMaxPool2d
 from reconv.kernels.jit.launch import trace_launches
-from reconv.kernels.max_pool.ops import max_pool, max_pool_and_input, max_pool_inference
-from reconv.kernels.pointwise import ops as pointwise
+from reconv.kernels.ops import pointwise
+from reconv.kernels.ops.max_pool import max_pool, max_pool_and_input, max_pool_inference
 from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 

@@ -17,7 +17,7 @@ from kernel_cases import (
 )
 from torch import Tensor
 
-from reconv.kernels.norm_concat.ops import Columns, batch_norm_relu_concat, batch_norm_relu_split, part_rows
+from reconv.kernels.ops.norm_concat import Columns, batch_norm_relu_concat, batch_norm_relu_split, part_rows
 
 TOLERANCES = {**TOLERANCE, torch.bfloat16: 2e-2}
 # samples, height, width; groups; widths of the split's parts and of the concatenated ones: parts narrower than a block,

@@ -9,9 +9,9 @@ from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_
 from torch import nn
 
 from reconv.kernels import reference
-from reconv.kernels.fused_modules.fused_conv1x1 import norm_act_conv1x1
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
-from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1, supports
+from reconv.kernels.fused.conv1x1 import norm_act_conv1x1
+from reconv.kernels.fused.norm import FusedBatchNorm2d
+from reconv.kernels.ops.norm_conv1x1 import batch_norm_act_conv1x1, supports
 
 SHAPES = [((3, 24, 5, 7), 16, (3,)), ((5, 72, 6, 6), 24, (2, 3)), ((2, 136, 9, 8), 72, (2,)), ((2, 8, 3, 3), 8, (1, 1))]
 

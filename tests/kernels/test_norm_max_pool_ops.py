@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 from torch import Tensor
 
-from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
+from reconv.kernels.ops.norm_max_pool import batch_norm_relu_max_pool
 from reconv.kernels.window import STEM_WINDOWS, PoolWindow, same_padding
 
 SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 2, 5), (2,)), ((2, 8, 37, 35), (1, 1))]

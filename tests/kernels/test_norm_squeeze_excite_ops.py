@@ -11,10 +11,10 @@ from kernel_cases import DTYPES, TOLERANCE, as_float64, assert_near, draw, norm_
 from torch import Tensor, nn
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm.ops import NormParams, batch_norm_add_act
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_sums import DualUse, norm_squeeze_excite_add_relu, single
-from reconv.kernels.norm_squeeze_excite.ops import (
+from reconv.kernels.fused.sums import DualUse, norm_squeeze_excite_add_relu, single
+from reconv.kernels.ops.batch_norm import NormParams, batch_norm_add_act
+from reconv.kernels.ops.norm_squeeze_excite import (
     batch_norm_act_squeeze_excite,
     batch_norm_squeeze_excite_add_relu,
     supports,

@@ -13,7 +13,7 @@ from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
 from reconv.kernels.jit.launch import trace_launches
-from reconv.kernels.normalize_images.ops import normalize_images
+from reconv.kernels.ops.normalize_images import normalize_images
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 LAYOUTS = {

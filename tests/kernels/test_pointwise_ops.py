@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise
 
-from reconv.kernels.pointwise.ops import EPILOGUES, Epilogue, concat, gate_add_act, global_avg_pool
+from reconv.kernels.ops.pointwise import EPILOGUES, Epilogue, concat, gate_add_act, global_avg_pool
 
 SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not supported
 

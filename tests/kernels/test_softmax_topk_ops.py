@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.kernels.softmax_topk.ops import MAX_CLASSES, MAX_K, softmax_topk, supports
+from reconv.kernels.ops.softmax_topk import MAX_CLASSES, MAX_K, softmax_topk, supports
 
 
 @pytest.mark.parametrize(("num_classes", "k"), [(1, 1), (7, 5), (1000, 5), (1024, 16)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, as_float64, assert_near, draw
 
-from reconv.kernels.squeeze_excite.ops import squeeze_excite
+from reconv.kernels.ops.squeeze_excite import squeeze_excite
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

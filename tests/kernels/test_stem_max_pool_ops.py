@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.kernels import channels_last
-from reconv.kernels.batch_norm.ops import NormParams
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_layers import FusedStemConv2d
-from reconv.kernels.fused_modules.fused_sums import DualUse, conv_norm_act_pool, single
-from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
-from reconv.kernels.stem import ops as stem
-from reconv.kernels.stem_max_pool import ops
-from reconv.kernels.stem_max_pool.ops import StemGradientTile, stem_conv_norm_relu_max_pool
+from reconv.kernels.fused.layers import FusedStemConv2d
+from reconv.kernels.fused.sums import DualUse, conv_norm_act_pool, single
+from reconv.kernels.ops import stem
+from reconv.kernels.ops import stem_max_pool as ops
+from reconv.kernels.ops.batch_norm import NormParams
+from reconv.kernels.ops.norm_max_pool import batch_norm_relu_max_pool
+from reconv.kernels.ops.stem_max_pool import StemGradientTile, stem_conv_norm_relu_max_pool
 from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import LayerState

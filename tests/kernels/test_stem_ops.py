@@ -9,10 +9,10 @@ from kernel_cases import assert_near, pairwise, parameters
 from torch import Tensor
 
 from reconv.kernels import channels_last
-from reconv.kernels.batch_norm import ops as norm_ops
 from reconv.kernels.channels_last import channel_rows
-from reconv.kernels.stem import ops
-from reconv.kernels.stem.ops import (
+from reconv.kernels.ops import batch_norm as norm_ops
+from reconv.kernels.ops import stem as ops
+from reconv.kernels.ops.stem import (
     StemConvTile,
     space_to_depth,
     space_to_depth_weight,

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import as_float64, assert_near, draw, norm_as_float64, pairwise, parameters, plain
 
-from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act, statistics
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.conv_output import ConvOutput
-from reconv.kernels.sum_conv1x1 import ops
-from reconv.kernels.sum_conv1x1.ops import SumConvTile, SumForwardTile, batch_norm_add_relu_conv1x1, supports
+from reconv.kernels.ops import sum_conv1x1 as ops
+from reconv.kernels.ops.batch_norm import batch_norm_add_act, batch_norm_add_norm_act, statistics
+from reconv.kernels.ops.sum_conv1x1 import SumConvTile, SumForwardTile, batch_norm_add_relu_conv1x1, supports
 
 # One tile, several tiles and groups, blocks of channels and tiles of rows that are not full, few and many outputs.
 SHAPES = [

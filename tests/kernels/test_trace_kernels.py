@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.util import find_spec
 from threading import Thread
 
 import pytest
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
-from reconv import kernels
 from reconv.batch import Batch
-from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
+from reconv.kernels import triton as device_code
 from reconv.kernels.fuse import fuse, fuse_max_pools
-from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.fused_modules.fused_sums import single
+from reconv.kernels.fused.ssd import SSDFeatureMaps
+from reconv.kernels.fused.sums import single
 from reconv.kernels.jit.launch import KernelVariant, launch, register_compilations, variant_of
+from reconv.kernels.ops.box_losses import AnchorLayout, box_losses, empty_ground_truth
 from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
@@ -204,7 +203,6 @@ TRACING = """
 import sys
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.util import find_spec
 import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
@@ -230,8 +228,7 @@ def test_tracing_does_not_import_torchs_compiler() -> None:
 def test_no_kernel_has_an_argument_that_hides_a_name_in_tritons_launcher() -> None:
     """The interpreter accepts these names; a compiled kernel fails at its first launch."""
     reserved = {"params", "specialization", "options", "backend", "specialize_impl", "grid", "warmup"}
-    folders = [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]
-    names = [f"reconv.kernels.{name}.triton" for name in folders if find_spec(f"reconv.kernels.{name}.triton")]
+    names = [module.name for module in pkgutil.iter_modules(device_code.__path__, "reconv.kernels.triton.")]
     found = [f for name in names for f in vars(import_module(name)).values() if isinstance(f, InterpretedFunction)]
     assert len(names) > 15 and len(found) > 50
     assert not [f"{f.__name__}({arg})" for f in found for arg in f.arg_names if arg in reserved]

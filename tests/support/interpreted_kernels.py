@@ -15,7 +15,7 @@ from reconv import kernels
 def _import_kernels() -> None:
     """A kernel is one of the interpreter or of the GPU from its import on, whatever the variable is later."""
     for module in pkgutil.walk_packages(kernels.__path__, "reconv.kernels."):
-        if module.name.endswith(".triton"):
+        if module.name.startswith("reconv.kernels.triton."):
             importlib.import_module(module.name)
 
 

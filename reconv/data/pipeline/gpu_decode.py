@@ -26,7 +26,7 @@ from reconv.data.pipeline.sample_pipeline import Column, DecodePipeline, read_sa
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.data.transforms.host_transforms import eval_crop_box
 from reconv.errors import DataError
-from reconv.kernels.crop.ops import CropBox
+from reconv.kernels.ops.crop import CropBox
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 ON_GPU = "on_gpu"  # parameter, bool [n]: whether the GPU shall decode the row

@@ -26,8 +26,8 @@ from reconv.data.transforms.mixup import (
     mix_targets,
 )
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES, FLIPS, effective_augment
-from reconv.kernels.color_jitter import ops as color_jitter
-from reconv.kernels.normalize_images.ops import normalize_and_mix, normalize_images, supports
+from reconv.kernels.ops import color_jitter
+from reconv.kernels.ops.normalize_images import normalize_and_mix, normalize_images, supports
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 

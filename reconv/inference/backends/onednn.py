@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from reconv.inference.backends.winograd import with_winograd
-from reconv.kernels.conv_bias_act.candidates import ConvConfig, ConvInputs, torch_conv
-from reconv.kernels.conv_bias_act.ops import conv_bias_act
+from reconv.kernels.ops.conv_bias_act import conv_bias_act
+from reconv.kernels.ops.conv_candidates import ConvConfig, ConvInputs, torch_conv
 
 _ACTIVATIONS: dict[str, tuple[str, list[float]]] = {
     "none": ("none", []),

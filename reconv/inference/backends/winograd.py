@@ -14,7 +14,7 @@ from reconv.inference.backends.winograd_library import (
     transform_weights,
     winograd_conv,
 )
-from reconv.kernels.conv_bias_act.candidates import ConvConfig
+from reconv.kernels.ops.conv_candidates import ConvConfig
 
 # Measured against oneDNN 3.12 on one core with AVX-512 and AVX2; see benchmarks/LOG.md.
 # Not by the number of threads: ranks with fewer of them give the bits of one process.

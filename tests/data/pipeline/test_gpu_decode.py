@@ -29,7 +29,7 @@ from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import ThreadPool, Workers
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop.ops import CropBox, crop_reference
+from reconv.kernels.ops.crop import CropBox, crop_reference
 from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan

@@ -9,7 +9,7 @@ from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
 from reconv.kernels.fuse import fuse
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
+from reconv.kernels.fused.norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
 from reconv.trainer.build.network import build_network, training_kernels, uses_fused_kernels, uses_max_pool_kernels

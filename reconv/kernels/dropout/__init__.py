@@ -1,1 +1,0 @@
-"""Dropout whose masks are hashes."""

@@ -1,1 +1,0 @@
-"""The gate of squeeze-and-excitation."""

@@ -1,1 +1,0 @@
-"""Grouped 3x3 convolutions of few channels per group."""
