@@ -7,7 +7,7 @@ run can be resumed elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,25 @@ class WeightFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondMoment:
+    """E[x x^T] of a layer's input x: its largest eigenvalue and its trace, the mean of |x|^2."""
+
+    eigenvalue: float
+    trace: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What a pretrained network feeds its last layer, measured on some training images."""
+
+    layer: str  # its name
+    num_images: int
+    size: int  # of the images, in pixels
+    running: SecondMoment  # with the running statistics of batch norms, as while they are frozen
+    batch: SecondMoment  # with the statistics of the batch, as once they are trained
+
+
+@dataclass(frozen=True, slots=True)
 class Derivation:
     """The value of a field and where it comes from."""
 
@@ -65,12 +84,21 @@ class Derivation:
 class Values:
     """The values of a recipe while its fields are derived: those set, and those derived so far."""
 
-    def __init__(self, recipe: Recipe, fixed: Collection[str], data: DataFacts, weights: WeightFacts | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        fixed: Collection[str],
+        data: DataFacts,
+        weights: WeightFacts | None,
+        measure_head: Callable[[], HeadFacts | None] = lambda: None,
+    ) -> None:
         self.data = data
         self.weights = weights
+        self.measure_head = measure_head  # None: it cannot be measured
         self.is_detection = recipe.task == "detection"
         self._values = flatten(recipe)
         self._fixed = fixed
+        self._derived: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -83,7 +111,12 @@ class Values:
         """Whether the field, or one below it, is set."""
         return any(other == name or other.startswith(f"{name}.") for other in self._fixed)
 
+    def is_derived(self, name: str) -> bool:
+        """Whether a rule gave the field its value."""
+        return name in self._derived
+
     def add(self, derivation: Derivation) -> None:
+        self._derived.add(derivation.name)
         self._values[derivation.name] = derivation.value
 
     @property

@@ -7,11 +7,11 @@ table, which a test compares with this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from reconv.errors import RecipeError
-from reconv.recipe.derive import DataFacts, Derivation, Values, WeightFacts
+from reconv.recipe.derive import DataFacts, Derivation, HeadFacts, SecondMoment, Values, WeightFacts
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BadImages, Duration
 
@@ -29,6 +29,7 @@ IMAGES_PER_BATCH = 16  # a batch is at most this fraction of the images
 MAX_GROUP, MIN_GROUP = 32, 8
 FREEZE_PERCENT, WARMUP_PERCENT = 10, 5
 BACKBONE_LR = 0.2
+CURVATURE = 4  # a softmax layer's Hessian has eigenvalues up to a quarter of its input's second moment
 EMA_STEPS, EMA_PARTS = 1_000, 20  # EMA from this many steps on, over a twentieth of them
 MAX_EVALUATIONS = 30
 IMBALANCE, MAX_CLASS_WEIGHT = 3, 10
@@ -196,25 +197,77 @@ def _freeze(values: Values) -> Iterator[Derivation]:
 
 
 def _lr(values: Values) -> Iterator[Derivation]:
-    amount, reference, batch = _amount(values), _numbers(values).lr_batch, int(values["batch.size"])
-    optimizer = str(values["optimizer.name"])
-    rates = {"sgd": amount.lr, "adamw": amount.lr_adamw}
-    if optimizer not in rates and values.is_fixed("schedule.lr"):
+    optimizer, known = str(values["optimizer.name"]), ("sgd", "adamw")
+    if values.is_fixed("schedule.lr"):
         return
-    if optimizer not in rates:
+    if optimizer not in known:
         raise RecipeError(
             f"the learning rate of {optimizer} is not derived from the data",
-            why=f"there are rules for {' and '.join(rates)} only",
+            why=f"there are rules for {' and '.join(known)} only",
             then="give it: --lr X",
         )
-    lr = float(f"{rates[optimizer] * math.sqrt(batch / reference):.2g}")
-    yield Derivation("schedule.lr", lr, f"{rates[optimizer]:g} x sqrt({batch} / {reference})")
+    lr, why = _plain_lr(values)
+    is_pretrained = values.weights is not None and not values.is_detection
+    head = values.measure_head() if optimizer == "sgd" and is_pretrained else None
+    if head is not None:
+        limit, arithmetic = _head_limit(values, head)
+        below, above = f"{why}, below {limit:g} = {arithmetic}", f"{arithmetic}; {why} = {lr:g} is above that"
+        lr, why = (limit, above) if limit < lr else (lr, below)
+    yield Derivation("schedule.lr", lr, why)
+
+
+def _plain_lr(values: Values) -> tuple[float, str]:
+    """The rate by the batch size alone, and its arithmetic."""
+    numbers, amount, batch = _numbers(values), _amount(values), int(values["batch.size"])
+    rate = amount.lr_adamw if values["optimizer.name"] == "adamw" else amount.lr
+    lr = _two_digits(rate * math.sqrt(batch / numbers.lr_batch))
+    return lr, f"{rate:g} x sqrt({batch} / {numbers.lr_batch})"
+
+
+def _two_digits(number: float) -> float:
+    """A number without the digits in which machines differ."""
+    return float(f"{number:.2g}")
+
+
+def _head_limit(values: Values, head: HeadFacts) -> tuple[float, str]:
+    """The largest rate at which SGD trains a softmax layer on these features without diverging, and its arithmetic.
+
+    On a parabola of curvature h, SGD with momentum m converges below the rate 2 (1 + m) / h, and the noise of batches
+    of B samples lets it diverge from about 2 B (1 - m) / trace on. The inverses of the two are added.
+    """
+    momentum, batch = float(values["optimizer.momentum"]), int(values["batch.size"])
+    ahead = 1 + 2 * momentum if values["optimizer.nesterov"] else 1  # how much of the bound Nesterov's step takes away
+    steepness, noise = 2 * CURVATURE * (1 + momentum) / ahead, 2 * CURVATURE * batch * (1 - momentum)
+
+    def limit(moment: SecondMoment) -> float:
+        return 1 / (moment.eigenvalue / steepness + moment.trace / noise)
+
+    moment, statistics = min(
+        ((head.running, "running statistics"), (head.batch, "statistics of the batch")), key=lambda pair: limit(pair[0])
+    )
+    why = (
+        f"1 / ({_round(moment.eigenvalue)} / {steepness:.3g} + {_round(moment.trace)} / {noise:.3g}), from the largest "
+        f"eigenvalue and the trace of the second moment of {head.layer}'s input ({head.num_images} images of "
+        f"{head.size} px, {statistics}), momentum {momentum:g} and the batch of {batch}"
+    )
+    return _two_digits(limit(moment)), why
+
+
+def _round(number: float) -> str:
+    """A measured number to three digits."""
+    return f"{float(f'{number:.3g}'):,g}"
 
 
 def _backbone_lr(values: Values) -> Iterator[Derivation]:
     has_rates_by_layer = values["optimizer.layer_decay"] != 1
     if values.weights is not None and not values["model.freeze_backbone"] and not has_rates_by_layer:
-        yield Derivation("optimizer.backbone_lr_scale", BACKBONE_LR, "the backbone is trained already")
+        why, plain, lr = "the backbone is trained already", _plain_lr(values)[0], float(values["schedule.lr"])
+        if values.is_derived("schedule.lr") and lr < plain:  # the scale of the features does not change its gradients
+            scale = _two_digits(min(1, BACKBONE_LR * plain / lr))
+            arithmetic = f"{BACKBONE_LR:g} x {plain:g} / {lr:g}, at most 1"
+            yield Derivation("optimizer.backbone_lr_scale", scale, f"{why}: {arithmetic}")
+        else:
+            yield Derivation("optimizer.backbone_lr_scale", BACKBONE_LR, why)
 
 
 def _warmup(values: Values) -> Iterator[Derivation]:
@@ -325,6 +378,13 @@ def _rates(numbers: TaskNumbers) -> str:
     return f"{', '.join(rates)} (adamw: {adamw}), times sqrt(batch / {numbers.lr_batch})"
 
 
+_HEAD_RATE = (
+    "from weights with SGD at most the rate at which the last layer would diverge, from its inputs for some training "
+    "images: 1 / (e / (8 (1 + m)) + t / (8 B (1 - m))) with the largest eigenvalue e and the trace t of their second "
+    "moment, momentum m and batch B"
+)
+
+
 def _by_images(limits: tuple[tuple[int, str], ...], largest: str) -> str:
     return ", ".join([*(f"{name} below {limit:,} images" for limit, name in limits), f"else {largest}"])
 
@@ -368,11 +428,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("length", _length, _amounts(CLASSIFICATION), _amounts(DETECTION)),
     Rule("model.freeze_until", _freeze, f"{FREEZE_PERCENT}% of the run where there are initial weights"),
-    Rule("schedule.lr", _lr, _rates(CLASSIFICATION), _rates(DETECTION)),
+    Rule("schedule.lr", _lr, f"{_rates(CLASSIFICATION)}; {_HEAD_RATE}", _rates(DETECTION)),
     Rule(
         "optimizer.backbone_lr_scale",
         _backbone_lr,
-        f"{BACKBONE_LR:g} where there are initial weights, unless `layer_decay` is set",
+        f"{BACKBONE_LR:g} where there are initial weights, unless `layer_decay` is set; up to 1 where the head's "
+        "rate is lower for its inputs, so that the backbone keeps its own",
     ),
     Rule("schedule.warmup", _warmup, f"{WARMUP_PERCENT}% of the run"),
     Rule(
@@ -413,13 +474,19 @@ RULES: tuple[Rule, ...] = (
 
 
 def derive(
-    recipe: Recipe, fixed: Collection[str], data: DataFacts, weights: WeightFacts | None
+    recipe: Recipe,
+    fixed: Collection[str],
+    data: DataFacts,
+    weights: WeightFacts | None,
+    measure_head: Callable[[Sequence[Derivation]], HeadFacts | None] = lambda derived: None,
 ) -> tuple[Derivation, ...]:
     """The values of the fields in `recipe.derive`, apart from the `fixed` ones, which are set.
 
-    `weights` are the initial ones; None: the network starts from random weights.
+    `weights` are the initial ones; None: the network starts from random weights. `measure_head` gets what is derived so
+    far and measures the features of the pretrained network, where a rule asks for them.
     """
-    values, derived = Values(recipe, fixed, data, weights), []
+    derived: list[Derivation] = []
+    values = Values(recipe, fixed, data, weights, lambda: measure_head(derived))
     for rule in RULES:
         for derivation in rule.apply(values) if rule.name in recipe.derive else ():
             if not values.is_fixed(derivation.name):

@@ -96,7 +96,7 @@ def prepare_run(
         stack.enter_context(report_failures(process_group))
         provide(args.objects)
         mirror = _open_mirror(args, process_group, stack)
-        resolved = process_group.on_rank0(lambda: resolve_recipe(args))
+        resolved = process_group.on_rank0(lambda: resolve_recipe(args, measures_head=True))
         import_code(resolved.recipe)
         process_group.set_phase("opening the data")
         with phases.during(Phase.DATA_INDEX):

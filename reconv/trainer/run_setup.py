@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from reconv.distributed.environment import must_launch, read_launch_env, request
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import DataError, UsageError
 from reconv.io.object_store.object_store import as_url, is_url, local_folder, open_object_store
+from reconv.logging.console import make_console
+from reconv.logging.events import LogMessage
 from reconv.logging.exporters import require_packages
 from reconv.machine import Machine, available_memory_bytes
 from reconv.models import option_names
@@ -28,7 +31,7 @@ from reconv.recipe.plan_text import count
 from reconv.recipe.resolved import Resolved, fit_to_model
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.datasets import Datasets, check_data_is_read, with_data_path
-from reconv.trainer.build.derived_recipe import load_derived
+from reconv.trainer.build.derived_recipe import HeadMeasurement, load_derived
 from reconv.trainer.build.init_weights import check_weights_readable
 from reconv.trainer.resume import check_out_is_free, find_run, read_data_path
 
@@ -106,17 +109,23 @@ def check_picklable(objects: Mapping[str, Any]) -> None:
             ) from error
 
 
-def resolve_recipe(args: RunArgs) -> Resolved:
-    """The recipe with its overrides and the path of its data; checks that the packages and weights it needs exist."""
+def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
+    """The recipe with its overrides and the path of its data; checks that the packages and weights it needs exist.
+
+    Without `measures_head` a derived learning rate does not depend on the features of the initial weights, which takes
+    seconds to know.
+    """
     overrides = [*args.overrides, *([("data.path", str(args.data), "--data")] if args.data is not None else [])]
     resolved = load(args.recipe, overrides)
     if resolved.recipe.derive:
         resumed = find_run(resolved.recipe, out=args.out, runs=args.runs) if args.resume else None
         values = None if resumed is None else load(str(resumed.recipe)).recipe
         is_network_derived = resolved.is_open("model.name")
-        resolved = load_derived(args.recipe, overrides, values).resolved
+        check_network = partial(_require_trust_in_network, trust_code=args.trust_code)
+        measurement = HeadMeasurement(True, check_network, partial(print_early, args.console))
+        resolved = load_derived(args.recipe, overrides, values, measurement if measures_head else None).resolved
         if is_network_derived:
-            _require_trust_in_network(resolved.recipe, args.trust_code)
+            check_network(resolved.recipe)
     resolved = fit_to_model(resolved, option_names(resolved.recipe.model.name))
     recipe = resolved.recipe
     check_data_is_read(recipe, args.data)
@@ -126,6 +135,14 @@ def resolve_recipe(args: RunArgs) -> Resolved:
     if not args.resume:  # a resumed run no longer needs its initial weights
         check_weights_readable(recipe)
     return replace(resolved, recipe=recipe)
+
+
+def print_early(mode: str | None, text: str) -> None:
+    """Print a message, such as the progress of a download, before the run has a logger."""
+    if mode is not None:
+        console = make_console(mode)
+        console.on_event(LogMessage("info", text))
+        console.close()
 
 
 def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:

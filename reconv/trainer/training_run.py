@@ -36,9 +36,8 @@ from reconv.environment_checks import torch_version_note
 from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
-from reconv.logging.console import make_console
 from reconv.logging.event_log import EventFile, read_event_file
-from reconv.logging.events import AttemptStarted, Event, LogMessage
+from reconv.logging.events import AttemptStarted, Event
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, usable_cores
@@ -76,7 +75,7 @@ from reconv.trainer.resume import (
 )
 from reconv.trainer.run_finalizer import RunFinalizer
 from reconv.trainer.run_result import RunResult
-from reconv.trainer.run_setup import RunArgs, describe_ranks, local_out
+from reconv.trainer.run_setup import RunArgs, describe_ranks, local_out, print_early
 from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
@@ -145,8 +144,8 @@ class TrainingRun(PreparedRun):
                 return
             process_group = prepared.process_group
             stop_after = _parse_stop_after(args, prepared)
-            print_early = partial(_print_early, args.console)
-            notes = process_group.on_rank0(lambda: _check_recipe(prepared, stop_after, print_early))
+            log_early = partial(print_early, args.console)
+            notes = process_group.on_rank0(lambda: _check_recipe(prepared, stop_after, log_early))
             stop_signal = stack.enter_context(StopSignal())
             prepared = choose_micro_batch(replace(prepared, notes=(*prepared.notes, *notes)))
             run_dir = process_group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
@@ -344,14 +343,6 @@ def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], 
     check_precision(run.recipe.precision, run.device.kind)
     read_teacher(run.recipe, tuple(run.datasets.train.class_names), run.trust_code, log)
     return () if run.restore_point.is_resumed else check_init(run.recipe, run.plan.num_classes, log)
-
-
-def _print_early(mode: str | None, text: str) -> None:
-    """Print a message, such as the progress of a download, before the run has a logger."""
-    if mode is not None:
-        console = make_console(mode)
-        console.on_event(LogMessage("info", text))
-        console.close()
 
 
 def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import RecipeError
-from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, WeightFacts
+from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, HeadFacts, SecondMoment, WeightFacts
 from reconv.recipe.derive_rules import RULES, derive
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -25,14 +26,18 @@ IMAGENET = WeightFacts("torchvision:resnet50", "resnet50")
 
 
 def derived(
-    data: DataFacts, weights: WeightFacts | None = None, recipe: str = "finetune", **given: Any
+    data: DataFacts,
+    weights: WeightFacts | None = None,
+    recipe: str = "finetune",
+    head: HeadFacts | None = None,
+    **given: Any,
 ) -> tuple[Resolved, dict[str, Derivation]]:
     """The recipe with its derived values, loaded as a run does, and the derivations by field."""
     overrides = [(name.replace("__", "."), value, "--set") for name, value in given.items()]
     if weights is not None:
         overrides.append(("model.init", "w.pth", "--init"))
     resolved = load(recipe, overrides)
-    found = derive(resolved.recipe, resolved.fixed, data, weights)
+    found = derive(resolved.recipe, resolved.fixed, data, weights, lambda derived: head)
     return load(recipe, overrides, [(d.name, d.value, f"derived: {d.why}") for d in found]), {d.name: d for d in found}
 
 
@@ -73,6 +78,42 @@ def test_weights_shorten_the_run_and_freeze_the_backbone_first(num_train: int, l
     plan = plan_of(resolved, num_train)
     assert plan.freeze_steps == round(plan.total_steps / 10)
     assert value(found, "model.freeze_until") == "10%"
+
+
+MOBILENET_96 = HeadFacts("classifier.1", 32, 96, SecondMoment(1380.4, 2968.2), SecondMoment(383.4, 1038.7))
+SMALL_FEATURES = HeadFacts("fc", 32, 32, SecondMoment(11.4, 21.3), SecondMoment(14.2, 20.1))
+
+
+def test_the_rate_from_weights_is_at_most_what_the_inputs_of_the_last_layer_allow() -> None:
+    resolved, found = derived(DataFacts(480, BALANCED, 90), IMAGENET, head=MOBILENET_96)
+    assert str(found["schedule.lr"]) == (
+        "schedule.lr 0.0031: 1 / (1,380 / 15.2 + 2,970 / 12.8), from the largest eigenvalue and the trace of the "
+        "second moment of classifier.1's input (32 images of 96 px, running statistics), momentum 0.9 and the batch of "
+        "16; 0.05 x sqrt(16 / 64) = 0.025 is above that"
+    )
+    assert resolved.recipe.optimizer.backbone_lr_scale == 1
+    why = "the backbone is trained already: 0.2 x 0.025 / 0.0031, at most 1"
+    assert found["optimizer.backbone_lr_scale"].why == why
+    halved = replace(MOBILENET_96, running=MOBILENET_96.batch)
+    recipe = derived(DataFacts(480, BALANCED, 90), IMAGENET, head=halved)[0].recipe
+    assert (recipe.schedule.lr, recipe.optimizer.backbone_lr_scale) == (0.0094, 0.53), "0.2 x 0.025 = 0.53 x 0.0094"
+    resolved, found = derived(DataFacts(480, BALANCED, 90), IMAGENET, head=SMALL_FEATURES)
+    assert (resolved.recipe.schedule.lr, resolved.recipe.optimizer.backbone_lr_scale) == (0.025, 0.2)
+    assert found["schedule.lr"].why.startswith("0.05 x sqrt(16 / 64), below 0.4 = 1 / (14.2 / 15.2 + 20.1 / 12.8)")
+
+
+@pytest.mark.parametrize(
+    ("given", "lr"),
+    [  # a larger batch has less noise; the shorter bound of Nesterov's step; a smaller momentum; a rule of its own
+        ({"batch__size": 128}, 0.0083),
+        ({"optimizer__nesterov": True}, 0.0021),
+        ({"optimizer__momentum": 0.0}, 0.0051),
+        ({"optimizer__name": "adamw"}, 2.5e-4),
+        ({"schedule__lr": 0.3}, 0.3),
+    ],
+)
+def test_the_largest_rate_of_the_last_layer_follows_from_the_batch_and_the_optimizer(given, lr: float) -> None:
+    assert derived(DataFacts(480, BALANCED), IMAGENET, head=MOBILENET_96, **given)[0].recipe.schedule.lr == lr
 
 
 def test_each_value_shows_its_arithmetic() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
+from reconv.checkpoint.download_weights import is_remote
 from reconv.custom_code import add_folders, is_import_path
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, at_most, class_counts
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.errors import DataError
-from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation
+from reconv.recipe.code_fields import names_code
+from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, HeadFacts
 from reconv.recipe.derive_rules import derive
 from reconv.recipe.detection_fields import AnchorConfig
 from reconv.recipe.fields import flatten
@@ -40,8 +42,28 @@ class DerivedRecipe:
         return self.resolved.recipe
 
 
-def load_derived(name: str, overrides: Sequence[Override] = (), resumed: Recipe | None = None) -> DerivedRecipe:
-    """Load a recipe and derive what it leaves to the data; a resumed run keeps the values it was started with."""
+@dataclass(frozen=True, slots=True)
+class HeadMeasurement:
+    """What may be done to measure the input of a pretrained network's last layer.
+
+    By default nothing is downloaded, and no network runs that only the weights name: it may be the code of others.
+    """
+
+    downloads: bool = False
+    check_network: Callable[[Recipe], None] | None = None  # raises if a network that weights name is not to be trusted
+    log: Callable[[str], None] | None = None
+
+
+def load_derived(
+    name: str,
+    overrides: Sequence[Override] = (),
+    resumed: Recipe | None = None,
+    measurement: HeadMeasurement | None = HeadMeasurement(),
+) -> DerivedRecipe:
+    """Load a recipe and derive what it leaves to the data; a resumed run keeps the values it was started with.
+
+    Without a `measurement` the rate does not follow from the features of the initial weights.
+    """
     resolved = load(name, overrides)
     recipe = resolved.recipe
     if not recipe.derive:
@@ -53,10 +75,36 @@ def load_derived(name: str, overrides: Sequence[Override] = (), resumed: Recipe 
     if is_import_path(recipe.data.source):  # of your own code only the dataset is imported here
         add_folders(recipe.code_path)
     weights = weight_facts(recipe, is_model_set="model.name" in resolved.fixed)
-    derived = derive(recipe, resolved.fixed, data_facts(recipe), weights)
-    resolved = load(name, overrides, [(d.name, d.value, f"derived: {d.why}") for d in derived])
+    dataset = _open_training_set(recipe)
+
+    def measure_head(derived: Sequence[Derivation]) -> HeadFacts | None:
+        so_far = load(name, overrides, _as_overrides(derived))
+        return _measure_head(so_far.recipe, dataset, measurement, is_named_by_user="model.name" in resolved.fixed)
+
+    derived = derive(recipe, resolved.fixed, data_facts(recipe, dataset), weights, measure_head)
+    resolved = load(name, overrides, _as_overrides(derived))
     notes = (*(f"derived {derivation}" for derivation in derived), *resolved.notes)
     return DerivedRecipe(replace(resolved, notes=notes), derived)
+
+
+def _as_overrides(derived: Sequence[Derivation]) -> list[Override]:
+    return [(d.name, d.value, f"derived: {d.why}") for d in derived]
+
+
+def _measure_head(
+    recipe: Recipe, dataset: Dataset, measurement: HeadMeasurement | None, *, is_named_by_user: bool
+) -> HeadFacts | None:
+    """What the recipe's network feeds its last layer; None where it is not to be downloaded or run for that."""
+    from reconv.trainer.build.head_features import head_facts  # the network and the loaders; most recipes need neither
+
+    assert recipe.model.init is not None
+    if measurement is None or (is_remote(recipe.model.init) and not measurement.downloads):
+        return None
+    if names_code(recipe.model.name) and not is_named_by_user:
+        if measurement.check_network is None:
+            return None
+        measurement.check_network(recipe)
+    return head_facts(recipe, dataset, measurement.log)
 
 
 def _kept(resolved: Resolved, resumed: Recipe) -> list[Override]:
@@ -65,11 +113,15 @@ def _kept(resolved: Resolved, resumed: Recipe) -> list[Override]:
     return [(name, value, "the run that is resumed") for name, value in values if resolved.is_open(name)]
 
 
-def data_facts(recipe: Recipe) -> DataFacts:
-    """What the rules need to know of the training set of a recipe."""
+def _open_training_set(recipe: Recipe) -> Dataset:
     dataset = open_split(recipe, data_path(recipe), "train")
     if len(dataset) == 0:
         raise DataError("the training set is empty", where=str(data_path(recipe) or recipe.data.source))
+    return dataset
+
+
+def data_facts(recipe: Recipe, dataset: Dataset) -> DataFacts:
+    """What the rules need to know of the training set of a recipe."""
     if isinstance(dataset, DetectionDataset):
         return _box_facts(dataset)
     return DataFacts(len(dataset), class_counts(dataset), _short_side(dataset, recipe))

@@ -22,7 +22,7 @@ from reconv.errors import PreemptedError, RecipeError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, RunPlanned, TrainProgress
 from reconv.models import build_model
-from reconv.recipe.loader import load
+from reconv.recipe.loader import Override, load
 from reconv.trainer.build.derived_recipe import load_derived
 
 UNFROZEN = "the backbone is unfrozen: all parameters are trained from here on"
@@ -143,6 +143,65 @@ def test_the_network_of_a_weights_file_is_identified_or_asked_for(flowers: Path,
     assert caught.value.then == "add --model NAME, as in --model resnet50"
     named = [*given, ("model.init", strange, "--init"), ("model.name", "resnet18", "--model")]
     assert load_derived("finetune", named).recipe.model.name == "resnet18"
+
+
+@pytest.fixture
+def strong_features(tmp_path: Path) -> Path:
+    """Weights of a network whose last layer gets inputs ten times as large as usual."""
+    torch.manual_seed(0)
+    model = build_model("resnet8_cifar", num_classes=7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("layer3") and ("bn2" in name or "downsample.1" in name):
+                parameter.fill_(10.0)
+    torch.save(model.state_dict(), tmp_path / "strong.pth")
+    return tmp_path / "strong.pth"
+
+
+def rate_of(data: Path, weights: Path, *more: Override) -> float:
+    return load_derived("finetune", [("data.path", data, ""), ("model.init", weights, ""), *more]).recipe.schedule.lr
+
+
+def test_a_run_from_weights_with_large_features_does_not_diverge(
+    flowers: Path, strong_features: Path, tmp_path: Path
+) -> None:
+    overrides = [
+        ("model.init", strong_features, "--init"),
+        ("length", "20step", "test"),
+        ("engine.num_threads", 1, "test"),
+        ("log.every", "1step", "test"),
+        ("evaluate.every", "off", ""),
+        ("save.every", "off", ""),
+    ]
+    result = reconv.train("finetune", data=flowers, out=tmp_path / "run", overrides=overrides)
+    events = read_events(result.folder / "events.jsonl")
+    losses = [event.loss for event in events if isinstance(event, TrainProgress)]
+    assert len(losses) == 20
+    assert sum(losses[-5:]) / 5 < losses[0], "0.6 and 2.8; at the rate for the batch alone it ends at 15 or more"
+
+
+def test_the_rate_for_features_does_not_depend_on_threads_and_is_rounded(flowers: Path, strong_features: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        several = rate_of(flowers, strong_features)
+    finally:
+        torch.set_num_threads(threads)
+    assert several == rate_of(flowers, strong_features) == float(f"{several:.2g}") < 0.001
+    assert rate_of(flowers, strong_features, ("optimizer.name", "adamw", "")) == 1.8e-4
+
+
+def test_a_run_resumes_with_its_rate_when_the_weights_are_gone(
+    flowers: Path, strong_features: Path, tmp_path: Path
+) -> None:
+    overrides = [("model.init", strong_features, "--init"), *SHORT, ("log.every", "1step", "test")]
+    with pytest.raises(PreemptedError):
+        reconv.train("finetune", data=flowers, out=tmp_path / "run", overrides=overrides, on_event=stop_at(2))
+    before = load(str(tmp_path / "run/recipe.yaml")).recipe.schedule.lr
+    strong_features.unlink()
+    result = reconv.train("finetune", data=flowers, out=tmp_path / "run", overrides=overrides, resume=True)
+    assert result.exit_code == 0
+    assert load(str(tmp_path / "run/recipe.yaml")).recipe.schedule.lr == before < 0.001
 
 
 def _train_here(data: str, out: str) -> int:
