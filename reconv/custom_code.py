@@ -5,6 +5,7 @@ Code is imported by `load_object` and nowhere else. An exception in it becomes a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -13,13 +14,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from reconv.code_folders import add_folders, allow_name, code_files, find_module, search_path
 from reconv.errors import ReconvError, UsageError
 
 FROM_PYTHON = "python"  # the module of objects that were passed from Python and cannot be imported
@@ -35,13 +37,11 @@ class CodeSource:
     field: str
     path: str
     file: Path | None
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 of its files, by their paths
 
     def __str__(self) -> str:
         return f"{self.field}: {self.path} ({self.file or 'no such file here'})"
 
-
-# Whether the code of a saved recipe may be imported: yes, no, or a question that is asked about it.
-TrustCode = bool | Callable[[Sequence[CodeSource]], bool]
 
 _PACKAGE = Path(__file__).resolve().parent
 _provided: dict[str, Any] = {}  # objects from Python, by the name that stands for them in a recipe
@@ -50,6 +50,10 @@ _roots: dict[str, Path] = {}  # the package folder or the file of everything tha
 
 class CustomCodeError(UsageError):
     """An exception in your own code."""
+
+
+class OtherCodeError(UsageError):
+    """Code that is not what the user has agreed to import."""
 
 
 def is_import_path(text: str) -> bool:
@@ -68,13 +72,6 @@ def anchor(path: str, folder: Path) -> str:
         return path
     file, attribute = _split(path)
     return f"{os.path.abspath(folder / os.path.expanduser(file))}:{attribute}"
-
-
-def add_folders(folders: Sequence[str]) -> None:
-    """Let imports find code in these folders and in the current one, after the installed packages."""
-    for folder in (*folders, os.getcwd()):
-        if folder not in sys.path:
-            sys.path.append(folder)
 
 
 def provide(objects: Mapping[str, Any]) -> None:
@@ -185,31 +182,79 @@ def find_source(path: str, folders: Sequence[str] = ()) -> Path | None:
     module_name = _split(path)[0]
     if module_name.endswith(".py"):
         return Path(module_name) if Path(module_name).is_file() else None
-    inside = Path(*module_name.split("."))
-    for folder in (*sys.path, *folders, os.getcwd()):
-        for file in (Path(folder) / inside / "__init__.py", Path(folder) / inside.with_suffix(".py")):
-            if file.is_file():
-                return file
-    return None
+    return find_module(module_name, [*folders, os.getcwd()])
+
+
+def describe_source(field: str, path: str, folders: Sequence[str] = ()) -> CodeSource:
+    """The code that a recipe's field names, with the digests of its files; nothing is imported."""
+    file = find_source(path, folders)
+    if file is None:
+        return CodeSource(field, path, None)
+    name = _split(path)[0]
+    num_packages = 0 if name.endswith(".py") else name.count(".") + (file.stem == "__init__")
+    files = code_files(file, num_packages, [*folders, os.getcwd()])
+    return CodeSource(field, path, file, {str(each): _file_digest(each) for each in files})
+
+
+def _file_digest(file: Path) -> str:
+    with suppress(OSError), open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+    return ""
+
+
+class CodeConsent:
+    """A user's consent to import what saved recipes name: for the files there at the first question, and no others."""
+
+    def __init__(self, trust: bool | Callable[[Sequence[CodeSource]], bool] = False) -> None:
+        self._trust = trust
+        self._digests: dict[str, Mapping[str, str]] | None = None  # of the files of each import path; None: not asked
+
+    @classmethod
+    def of(cls, trust: TrustCode) -> CodeConsent:
+        """The consent itself, or a new one."""
+        return trust if isinstance(trust, CodeConsent) else cls(trust)
+
+    def require(self, references: Sequence[tuple[str, str]], folders: Sequence[str], where: str) -> None:
+        """Raise unless the user agrees to import what a saved recipe names, as (field, import path).
+
+        What was passed from Python needs no import.
+        """
+        named = [(field, path) for field, path in references if not is_provided(path)]
+        sources = [describe_source(field, path, folders) for field, path in named]
+        if self._digests is None:
+            if sources and self._trust is not True and not (callable(self._trust) and self._trust(sources)):
+                raise UsageError(
+                    "the recipe of this run names code that would be imported",
+                    where=where,
+                    why="; ".join(map(str, sources)),
+                    then="look at the code; if you trust it, add --trust-code (in Python: trust_code=True)",
+                )
+            self._digests = {source.path: source.digests for source in sources}
+        if other := [source for source in sources if self._digests.get(source.path) != source.digests]:
+            raise OtherCodeError(
+                "the recipe names other code than what you agreed to import",
+                where=where,
+                why="; ".join(map(str, other)),
+                then="look at it; if you trust it, start a new command with --trust-code",
+            )
+
+    def without_question(self) -> CodeConsent:
+        """The same for a process that cannot ask."""
+        consent = CodeConsent(self._trust is True)
+        consent._digests = self._digests
+        return consent
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self.without_question())
+
+
+# Whether the code of a saved recipe may be imported: yes, no, a question that is asked about it, or what came of that.
+TrustCode = bool | Callable[[Sequence[CodeSource]], bool] | CodeConsent
 
 
 def require_trust(references: Sequence[tuple[str, str]], folders: Sequence[str], trust: TrustCode, where: str) -> None:
-    """Refuse to import what a saved recipe names, as (field, import path), unless the user trusts it.
-
-    What was passed from Python needs no import.
-    """
-    named = [(field, path) for field, path in references if not is_provided(path)]
-    if not named or trust is True:
-        return
-    sources = [CodeSource(field, path, find_source(path, folders)) for field, path in named]
-    if callable(trust) and trust(sources):
-        return
-    raise UsageError(
-        "the recipe of this run names code that would be imported",
-        where=where,
-        why="; ".join(map(str, sources)),
-        then="look at the code; if you trust it, add --trust-code (in Python: trust_code=True)",
-    )
+    """Refuse to import what a saved recipe names, unless the user trusts it."""
+    CodeConsent.of(trust).require(references, folders, where)
 
 
 def source_digests(paths: Sequence[str]) -> dict[str, str]:
@@ -295,7 +340,8 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _import_module(name: str, path: str) -> ModuleType:
-    add_folders(())
+    add_folders([os.getcwd()])
+    allow_name(name)
     importlib.invalidate_caches()
     source = find_source(path)
     if source is not None:  # before the import, so that an exception in it is known to be in this code
@@ -317,7 +363,7 @@ def _import_module(name: str, path: str) -> ModuleType:
 def _searched() -> list[str]:
     """The folders in which code is looked for, without those of installed packages."""
     prefixes = (sys.prefix, sys.base_prefix)
-    return [folder for folder in sys.path if folder and not folder.startswith(prefixes)] or [os.getcwd()]
+    return [folder for folder in search_path() if folder and not folder.startswith(prefixes)] or [os.getcwd()]
 
 
 def _import_file(file: Path, path: str) -> ModuleType:

@@ -22,14 +22,15 @@ from reconv.bench.inference_baselines import InferenceBaseline, Run, inference_b
 from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import LocatedWeights, locate
-from reconv.custom_code import TrustCode, add_folders
+from reconv.custom_code import CodeConsent, TrustCode
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.backends.captured_network import FusedInference
 from reconv.inference.backends.folded_network import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
-from reconv.inference.load_model import SavedModel, build_saved_model, read_saved_model
+from reconv.inference.load_model import SavedModel, allow_code, build_saved_model, read_saved_model, read_saved_recipe
 from reconv.machine import Machine, usable_cores
+from reconv.recipe.code_fields import add_code_path
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_network, compile_for, uses_compile
@@ -111,10 +112,8 @@ def find_inference_baselines(
     target: str, overrides: Sequence[Override], named: str
 ) -> tuple[list[InferenceBaseline], list[str]]:
     """The baselines of installed packages for this network, and why others are missing."""
-    if Path(target).is_dir():
-        recipe = read_saved_model(locate(target), weights="auto", recipe=None, trust_code=True).recipe  # builds nothing
-    else:
-        recipe = load(target, overrides).recipe
+    is_run = Path(target).is_dir()
+    recipe = read_saved_recipe(locate(target)) if is_run else load(target, overrides).recipe
     baselines, missing = find_baselines(recipe.model.name)
     return inference_baselines(baselines, named), missing
 
@@ -165,13 +164,13 @@ def open_model(
     `built_as` gives the recipe that the network is built from. The weights of a recipe are random.
     """
     if Path(target).is_dir():
-        located = locate(target)
-        saved = read_saved_model(located, weights="auto", recipe=None, trust_code=trust_code)
-        saved = replace(saved, recipe=_with_overrides(saved.recipe, located, overrides))
+        located, consent = locate(target), CodeConsent.of(trust_code)
+        saved = read_saved_model(located, weights="auto", recipe=None, trust_code=consent)
+        saved = replace(saved, recipe=_with_overrides(saved.recipe, located, overrides, consent))
         opened = _open_device(saved.recipe, device)
         return saved, build_saved_model(saved, built_as(saved.recipe), opened), opened
     recipe = load(target, overrides).recipe
-    add_folders(recipe.code_path)
+    add_code_path(recipe)
     opened = _open_device(recipe, device)
     network = build_network(built_as(recipe), num_classes_of(recipe), opened)
     _init_norm_statistics(network, recipe, opened)
@@ -197,7 +196,9 @@ def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> N
         norm.eval().momentum = momentum
 
 
-def _with_overrides(recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override]) -> Recipe:
+def _with_overrides(
+    recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override], consent: CodeConsent
+) -> Recipe:
     """The recipe of a saved network with the overrides of the command line."""
     if not overrides:
         return recipe
@@ -205,7 +206,9 @@ def _with_overrides(recipe: Recipe, located: LocatedWeights, overrides: Sequence
         raise UsageError(
             "--set needs a recipe or a run directory", where=str(located.checkpoint), then="leave --set out"
         )
-    return load(str(located.run.recipe), overrides).recipe
+    file = located.run.recipe
+    allow_code(load(str(file)).recipe, consent, file)  # it may name other code than the checkpoint
+    return load(str(file), overrides).recipe
 
 
 def _open_device(recipe: Recipe, name: str) -> Device:

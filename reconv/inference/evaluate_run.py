@@ -9,7 +9,7 @@ from pathlib import Path
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
-from reconv.custom_code import TrustCode
+from reconv.custom_code import CodeConsent, OtherCodeError, TrustCode
 from reconv.data.dataset import Split
 from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
@@ -49,7 +49,7 @@ class EvalArgs:
     backend: BackendName
     precision: Precision
     calibration: str | Path | None
-    trust_code: TrustCode
+    trust_code: CodeConsent
     journal_dir: Path | None  # where the finished batches of a checkpoint are kept; None: nowhere
 
 
@@ -83,9 +83,10 @@ def evaluate(
     In `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it when the result
     is stored. With `all` they are kept in the run directory.
     """
+    consent = CodeConsent.of(trust_code)
     args = EvalArgs(
         run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
-        calibration, trust_code, journal_dir,
+        calibration, consent, journal_dir,
     )  # fmt: skip
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
@@ -94,15 +95,15 @@ def evaluate(
 
     check_machine_has(devices, device)
     located = find_model(run, best, log)
-    read_saved_model(located, weights=weights, recipe=recipe, trust_code=trust_code)  # asks for trust where it must
-    return launch(devices, _evaluate, replace(args, trust_code=True), log)
+    read_saved_model(located, weights=weights, recipe=recipe, trust_code=consent)  # asks for trust where it must
+    return launch(devices, _evaluate, args, log)
 
 
 def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
     """Evaluate in this process, one of those that share the images."""
     with joined_ranks(device_kind(args.device)) as process_group:
         if process_group.world_size > 1:
-            args = replace(args, trust_code=args.trust_code is True)  # a question cannot be asked in every process
+            args = replace(args, trust_code=args.trust_code.without_question())  # not in every process
             log = log if process_group.is_rank0 else no_log
             process_group.on_rank0(lambda: find_model(args.run, args.best, no_log))  # where it must be downloaded
         located = find_model(args.run, args.best, log)
@@ -165,12 +166,14 @@ def _evaluate_all(
         try:
             checkpoint, digest = locate(path), manifest_digest(path)
             saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
+        except OtherCodeError as error:
+            log(f"skipped {path.name}: {error.what} ({error.why})")
+            continue
         except CheckpointError as error:
             is_deleted = not path.exists()  # by retention, if the run is still training
             reason = "was deleted meanwhile" if is_deleted else f"cannot be used: {error.what}"
             log(f"skipped {path.name}, which {reason}")
             continue
-        args = replace(args, trust_code=True)  # asked once: the checkpoints of a run have one recipe
         classes = ModelClasses(saved.class_names, saved.has_class_names, saved.data_fingerprint, saved.display_names)
         dataset = open_eval_set(saved.recipe, classes, args.data, args.split)
         key = (step, saved.weights, digest, dataset.fingerprint()[:16])

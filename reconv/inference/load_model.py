@@ -23,14 +23,15 @@ from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.checkpoint.locate import EMA, LocatedWeights, locate, read_located
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.checkpoint.weights_metadata import read_metadata
-from reconv.custom_code import TrustCode, add_folders, provide, require_trust
+from reconv.code_folders import add_folders
+from reconv.custom_code import TrustCode, provide, require_trust
 from reconv.data.readers.imagenet.imagenet_classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.published_models import published_model
 from reconv.io.download import Progress
 from reconv.precision import at_least_float32
-from reconv.recipe.code_fields import code_references
+from reconv.recipe.code_fields import add_code_path, code_references
 from reconv.recipe.loader import load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_network
@@ -126,7 +127,7 @@ def read_saved_model(
     located, loaded = read_located(located, _load_checkpoint)
     assert located.checkpoint is not None
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
-    _allow_code(saved_recipe, trust_code, located.checkpoint, model)
+    allow_code(saved_recipe, trust_code, located.checkpoint, model)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
     if chosen == "averaged":
         tensors = read_weights(_averaged_file(located))
@@ -146,6 +147,13 @@ def read_saved_model(
     )
 
 
+def read_saved_recipe(located: LocatedWeights) -> Recipe:
+    """The recipe of a run or a checkpoint; the code that it names is not imported."""
+    located, loaded = read_located(located, _load_checkpoint)
+    assert located.checkpoint is not None
+    return _read_recipe(loaded.state["recipe"], located.checkpoint)
+
+
 def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Network:
     """A network with the saved weights; `recipe` is the saved one, or differs from it only in how it computes."""
     network = build_network(recipe, len(saved.class_names), device)
@@ -163,13 +171,14 @@ def model_digest(module: nn.Module, recipe: Recipe, classes: Sequence[str]) -> s
     return digest.hexdigest()
 
 
-def _allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any) -> None:
+def allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any = None) -> None:
     """Make the code of a saved recipe importable if it is trusted; raises if it is needed and not trusted."""
     if model is not None:
         provide({recipe.model.name: model})
     needed = [reference for reference in code_references(recipe) if reference.field in _CODE_OF_EVALUATION]
     require_trust(needed, recipe.code_path, trust_code, str(path))
-    add_folders(recipe.code_path)
+    if needed:
+        add_folders(recipe.code_path)
 
 
 def _read_weights_file(
@@ -179,7 +188,7 @@ def _read_weights_file(
     tensors = read_weights(path)  # first, so that a file that holds no weights gets the error that says so
     if recipe is not None:
         named = load(recipe).recipe
-        add_folders(named.code_path)
+        add_code_path(named)
         return _without_metadata(path, tensors, named)
     metadata = read_metadata(path)
     if metadata is None and (published := published_model(published_name)) is not None:
@@ -190,7 +199,7 @@ def _read_weights_file(
             why="weights files of Reconv do; files of other programs hold tensors alone",
             then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
-    _allow_code(metadata.recipe, trust_code, path, model)
+    allow_code(metadata.recipe, trust_code, path, model)
     saved = SavedModel(
         recipe=metadata.recipe,
         class_names=metadata.class_names,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reconv.custom_code import CodeConsent
 from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
@@ -58,12 +59,12 @@ def predict_in_ranks(args: PredictArgs, devices: int | None, log: LogFunction) -
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
     check_machine_has(devices, args.options["device"])
-    options = args.options
+    options, consent = args.options, CodeConsent.of(args.options["trust_code"])
     located = find_model(args.run, options["best"], log)
     read_saved_model(  # asks for trust where it must
-        located, weights=options["weights"], recipe=options["recipe"], trust_code=options["trust_code"]
+        located, weights=options["weights"], recipe=options["recipe"], trust_code=consent
     )
-    return launch(devices, _predict, replace(args, options={**options, "trust_code": True}), log)
+    return launch(devices, _predict, replace(args, options={**options, "trust_code": consent}), log)
 
 
 def _predict(args: PredictArgs, log: LogFunction) -> SharedPredictions:
@@ -72,7 +73,8 @@ def _predict(args: PredictArgs, log: LogFunction) -> SharedPredictions:
     with joined_ranks(device_kind(options["device"])) as ranks:
         if ranks.world_size > 1:
             log = log if ranks.is_rank0 else no_log
-            options = {**options, "trust_code": options["trust_code"] is True}  # cannot be asked in every process
+            consent = CodeConsent.of(options["trust_code"]).without_question()  # cannot be asked in every process
+            options = {**options, "trust_code": consent}
             ranks.on_rank0(lambda: find_model(args.run, options["best"], no_log))  # where it must be downloaded
         files = list_files(args.paths, log)
         located = find_model(args.run, options["best"], log)

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from reconv.batch import Batch
-from reconv.custom_code import add_folders
 from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
 from reconv.data.inspect.draw_boxes import draw_batch_boxes
 from reconv.data.inspect.lenient_open import find_box_reader
@@ -21,7 +20,7 @@ from reconv.data.readers.dataset_factory import subsample
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
-from reconv.recipe.code_fields import names_code
+from reconv.recipe.code_fields import add_code_path, names_code
 from reconv.recipe.data_fields import NEED_NO_PATH
 from reconv.recipe.loader import Override
 from reconv.recipe.plan import Facts, make_plan
@@ -67,7 +66,7 @@ def show_batch(
     source: Override = ("data.source", data, "PATH") if is_built_in else ("data.path", data, "PATH")
     resolved = load_derived(recipe or _DEFAULT_RECIPES.get(kind, _FALLBACK_RECIPE), [source, *overrides]).recipe
     check_data_is_read(resolved, None if is_built_in else data, "PATH")
-    add_folders(resolved.code_path)
+    add_code_path(resolved)
     datasets = open_datasets(resolved)
     small = _with_small_batch(resolved, min(images, len(datasets.train)))
     train, val = _train_batch(small, datasets, step), _eval_batch(small, datasets, images)

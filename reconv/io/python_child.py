@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from reconv.code_folders import PREFIX
+
 _PACKAGE_ROOT = str(Path(__file__).absolute().parents[2])
 
 
@@ -15,7 +17,12 @@ def python_command(program: str, *arguments: str) -> list[str]:
     PYTHONPATH alone does not do: a relative entry is another folder once the working directory has changed. Nor is it
     set to `sys.path`: programs that the child starts would inherit it, also those of another Python version.
     """
-    path = [os.path.abspath(entry) for entry in sys.path]  # "" is the working directory
+    is_code = [entry.startswith(PREFIX) for entry in sys.path]
+    path = [
+        entry if code else os.path.abspath(entry)  # "" is the working directory
+        for entry, code in zip(sys.path, is_code, strict=True)
+    ]
     if _PACKAGE_ROOT not in path:  # found through a working directory that was left, or an import hook
         path.append(_PACKAGE_ROOT)
-    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {path!r}\n{program}", *arguments]
+    opened = "import reconv.code_folders\n" if any(is_code) else ""
+    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {path!r}\n{opened}{program}", *arguments]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from reconv.code_folders import add_folders
 from reconv.custom_code import EXAMPLE, is_import_path
 from reconv.recipe.units import Section
 
@@ -72,6 +73,12 @@ class CodeReference(NamedTuple):
 def code_references(recipe: Recipe) -> list[CodeReference]:
     """Everything in a recipe that is imported when the recipe runs."""
     return references_in(recipe.model_dump(mode="json"))
+
+
+def add_code_path(recipe: Recipe) -> None:
+    """Let imports find the code that a recipe names; one that names none has no say in what is imported."""
+    if code_references(recipe):
+        add_folders(recipe.code_path)
 
 
 def references_in(tree: Mapping[str, Any]) -> list[CodeReference]:

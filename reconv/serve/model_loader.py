@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from reconv.api import Predictor
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import is_checkpoint_name
-from reconv.custom_code import TrustCode
+from reconv.custom_code import CodeConsent, OtherCodeError, TrustCode
 from reconv.errors import CheckpointError, ReconvError, UsageError
+from reconv.inference.load_model import read_saved_model
 from reconv.inference.model_evaluation import LogFunction
-from reconv.inference.predictor import find_model
+from reconv.inference.predictor import find_model, no_log
 from reconv.printable import printable
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_info import model_info
@@ -34,6 +36,19 @@ class LoadSettings:
     trust_code: TrustCode = False
     batch: BatchSettings = field(default_factory=BatchSettings)
     options: dict[str, Any] = field(default_factory=dict)  # further ones of `Predictor.from_located`
+    consents: Mapping[str, CodeConsent] = field(default_factory=dict)  # to the code of models, by their names
+
+
+def with_consents(settings: LoadSettings, models: Sequence[ServedModel]) -> LoadSettings:
+    """The settings with consent to the code that the runs name now, for processes that are started later."""
+    consents: dict[str, CodeConsent] = {}
+    for model in models if settings.trust_code is True else ():
+        with suppress(CheckpointError):  # it is reported where the model is loaded
+            located = find_model(model.run, settings.best, no_log)
+            consents[model.name] = CodeConsent(True)
+            weights, recipe = settings.options.get("weights", "auto"), settings.options.get("recipe")
+            read_saved_model(located, weights=weights, recipe=recipe, trust_code=consents[model.name])
+    return replace(settings, consents=consents)
 
 
 @dataclass(slots=True)
@@ -61,6 +76,7 @@ class ModelLoader:
         self.error: BaseException | None = None  # why a model could not be loaded at the start
         self._models, self._settings, self._metrics, self._log = models, settings, metrics, log
         self._follow, self._on_error = follow, on_error
+        self._consents = dict(settings.consents)  # without one, to the code of the model's first checkpoint
         self._stop, self._is_tried = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconv-load", daemon=True)
 
@@ -131,14 +147,15 @@ class ModelLoader:
         except Exception as error:
             self._metrics.reloads.labels(model.name, "failed").inc()
             text = error.what if isinstance(error, ReconvError) else f"{type(error).__name__}: {error}"
+            why = f": {error.why}" if isinstance(error, OtherCodeError) else ""
             where = f" ({error.where})" if isinstance(error, ReconvError) and error.where else ""
             step = "" if model.current is None else f"; step {model.current.predictor.step or 0:,} is still served"
-            self._log(printable(f"{model.name}: a new checkpoint cannot be loaded: {text}{where}{step}"))
+            self._log(printable(f"{model.name}: a new checkpoint cannot be loaded: {text}{why}{where}{step}"))
 
     def _take_over(self, model: ServedModel, located: LocatedWeights) -> None:
         """Load and warm a checkpoint beside the one that is served, then replace that."""
         is_first = model.current is None
-        loaded = self._load(model, located, is_first)
+        loaded = self._load(model, located)
         if self._stop.is_set():
             return
         model.replace(loaded)
@@ -151,13 +168,13 @@ class ModelLoader:
         how = predictor.backend.describe()
         self._log(printable(f"ready: {model.name} ({predictor.weights} weights{step}) on {devices}: {how}"))
 
-    def _load(self, model: ServedModel, located: LocatedWeights, is_first: bool) -> LoadedModel:
+    def _load(self, model: ServedModel, located: LocatedWeights) -> LoadedModel:
         settings = self._settings
         predictors = [
             Predictor.from_located(
                 located,
                 device=device,
-                trust_code=settings.trust_code if is_first else True,  # the code of this run was imported at the start
+                trust_code=self._consents.setdefault(model.name, CodeConsent.of(settings.trust_code)),
                 log=self._log,
                 **settings.options,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from reconv.errors import ExitCode, ResourceError
@@ -11,7 +12,7 @@ from reconv.inference.model_evaluation import LogFunction
 from reconv.serve.access import read_tokens
 from reconv.serve.http_server import BACKLOG, HttpServer, ServeSettings, end_process
 from reconv.serve.limits import Limits
-from reconv.serve.model_loader import LoadSettings
+from reconv.serve.model_loader import LoadSettings, with_consents
 from reconv.serve.models import BatchSettings, name_models
 from reconv.serve.processes import serve_in_processes
 
@@ -21,7 +22,7 @@ __all__ = ["BatchSettings", "Limits", "LoadSettings", "ServeSettings", "serve"]
 def serve(settings: ServeSettings, log: LogFunction) -> NoReturn:
     """Serve until SIGTERM or SIGINT, then end the process; raises the error of a model that cannot be loaded."""
     tokens = () if settings.token_file is None else read_tokens(settings.token_file)
-    name_models(settings.runs)  # raises an error here rather than in each process
+    models = name_models(settings.runs)  # raises an error here rather than in each process
     listener = open_port(settings.host, settings.port)
     log(f"listening on http://{_url_host(settings.host)}:{listener.getsockname()[1]}")
     log = _without_errors(log)
@@ -30,6 +31,7 @@ def serve(settings: ServeSettings, log: LogFunction) -> NoReturn:
     if settings.num_processes == 1:
         HttpServer(settings, tokens, listener, log).run()
     else:
+        settings = replace(settings, load=with_consents(settings.load, list(models.values())))
         serve_in_processes(settings, tokens, listener, log)
     log("stopped")
     end_process(ExitCode.OK)

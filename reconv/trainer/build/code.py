@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reconv.custom_code import add_folders, load_object, source_digests
-from reconv.recipe.code_fields import code_references
+from reconv.custom_code import load_object, source_digests
+from reconv.recipe.code_fields import add_code_path, code_references
 from reconv.recipe.schema import Recipe
 
 
 def import_code(recipe: Recipe) -> None:
     """Import everything that the recipe names, so that mistakes show before anything is written."""
-    references = code_references(recipe)
-    if references:
-        add_folders(recipe.code_path)
-    for _, path in references:
+    add_code_path(recipe)
+    for _, path in code_references(recipe):
         load_object(path)
 
 

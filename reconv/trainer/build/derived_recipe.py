@@ -10,12 +10,12 @@ import numpy as np
 from PIL import Image
 
 from reconv.checkpoint.download_weights import is_remote
-from reconv.custom_code import add_folders, is_import_path
+from reconv.custom_code import is_import_path
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, at_most, class_counts
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.errors import DataError
-from reconv.recipe.code_fields import names_code
+from reconv.recipe.code_fields import add_code_path, names_code
 from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, HeadFacts
 from reconv.recipe.derive_rules import derive
 from reconv.recipe.detection_fields import AnchorConfig
@@ -73,7 +73,7 @@ def load_derived(
         note = "values derived from the data are those of the run that is resumed"
         return DerivedRecipe(replace(resolved, notes=(note, *resolved.notes)))
     if is_import_path(recipe.data.source):  # of your own code only the dataset is imported here
-        add_folders(recipe.code_path)
+        add_code_path(recipe)
     weights = weight_facts(recipe, is_model_set="model.name" in resolved.fixed)
     dataset = _open_training_set(recipe)
 

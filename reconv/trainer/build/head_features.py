@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.checkpoint.load_weights import compare_weights, load_weights, read_weights
-from reconv.custom_code import add_folders, code_errors
+from reconv.custom_code import code_errors
 from reconv.data.dataset import Dataset, Subset, at_most
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -23,6 +23,7 @@ from reconv.errors import DataError
 from reconv.inference.load_model import find_weights
 from reconv.models import build_model
 from reconv.models.frozen import head_patterns
+from reconv.recipe.code_fields import add_code_path
 from reconv.recipe.derive import HeadFacts, SecondMoment
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import model_options
@@ -37,7 +38,7 @@ def head_facts(recipe: Recipe, dataset: Dataset, log: Callable[[str], None] | No
     read. Remote weights are downloaded.
     """
     assert recipe.model.init is not None
-    add_folders(recipe.code_path)
+    add_code_path(recipe)
     num_classes = len(dataset.class_names)
     model = build_model(recipe.model.name, seed=recipe.seed, **model_options(recipe, num_classes))
     head = head_layer(model)
