@@ -19,22 +19,23 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 # Every package but torch and reconv itself. --without-pip: the image needs no second one.
 FROM ${PYTHON_IMAGE} AS packages
-COPY packaging/requirements.txt /requirements.txt
+COPY packaging/requirements.txt packaging/constraints.txt /
 RUN python -m venv --without-pip /opt/reconv \
-    && pip --python /opt/reconv/bin/python install --no-cache-dir --no-deps --requirement /requirements.txt
+    && pip --python /opt/reconv/bin/python install --no-cache-dir --no-deps --constraint /constraints.txt \
+        --requirement /requirements.txt
 
 # "+cpu" is in no version on the default index, so that a wheel with CUDA (5 GB) is never taken by mistake.
 FROM packages AS packages-cpu
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX_URL=""
-RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /requirements.txt \
+RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /constraints.txt \
         ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} "torch==${TORCH_VERSION}+cpu" \
     && torch=$(echo /opt/reconv/lib/python3*/site-packages/torch) \
     && rm -rf "$torch/include" "$torch/test" "$torch"/bin/*test* "$torch"/bin/*Test* "$torch"/bin/protoc*
 
 FROM packages AS packages-cuda
 ARG TORCH_VERSION=2.13.0
-RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /requirements.txt \
+RUN pip --python /opt/reconv/bin/python install --no-cache-dir --constraint /constraints.txt \
         "torch==${TORCH_VERSION}"
 
 # What both images have: a user without rights, and two folders that are the only ones it writes to.

@@ -13,9 +13,12 @@ COMPILER := $(shell command -v $(firstword $(CC)))
 # A stamp per set of packages: installing again is needed only when pyproject.toml or a compiled library changes.
 BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
+# The set of versions that is tested. An install by hand takes whatever fits, and the torch that is there.
+CONSTRAINTS := packaging/constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 COMPILED := hatch_build.py $(wildcard csrc/*.[ch] csrc/winograd/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve audit sbom coverage-check clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve constraints audit sbom coverage-check clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -31,6 +34,7 @@ help:
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
 	@echo "make docs    the documentation site, built strictly: build/site; make docs-serve shows it while you write"
 	@echo "make coverage-check  N (40) random rows of docs/coverage.yaml: their commands and tests; SEED repeats a choice"
+	@echo "make constraints  renew packaging/constraints.txt, the versions that make train, make test and CI install"
 	@echo "make audit   known vulnerabilities of the installed packages, by pip-audit"
 	@echo "make sbom    a software bill of materials: dist/reconv.cdx.json (CycloneDX)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -78,12 +82,12 @@ format: $(FULL)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(BASE): pyproject.toml $(COMPILED) | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+$(BASE): pyproject.toml $(CONSTRAINTS) $(COMPILED) | $(BIN)/python
+	$(INSTALL) -e .
 	@touch $@
 
-$(FULL): pyproject.toml $(COMPILED) | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e ".[test,dev]"
+$(FULL): pyproject.toml $(CONSTRAINTS) $(COMPILED) | $(BIN)/python
+	$(INSTALL) -e ".[test,dev]"
 	@touch $(BASE) $@
 
 native: $(FULL)
@@ -105,8 +109,8 @@ soak: $(FULL)
 
 DOCS := $(VENV)/.installed-docs
 
-$(DOCS): pyproject.toml | $(BASE)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[docs]"
+$(DOCS): pyproject.toml $(CONSTRAINTS) | $(BASE)
+	$(INSTALL) -q -e ".[docs]"
 	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING = 1
@@ -122,6 +126,10 @@ N ?= 40
 
 coverage-check: $(FULL)
 	OMP_NUM_THREADS=1 $(BIN)/python docs/generators/check_coverage.py --rows $(N) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Resolve everything again, in an environment that is removed afterwards, with the newest releases that fit.
+constraints:
+	$(PYTHON) packaging/renew_constraints.py
 
 # Tools about the packages of .venv have a place of their own, so that they are not among them.
 AUDIT := .venv-audit

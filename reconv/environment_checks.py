@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reconv import __version__
+from reconv._compat import TESTED, installed_version, ranges_of, release_numbers, untested_packages
 from reconv.machine import Machine, parse_number, read_system_file, usable_cores, usable_memory_bytes
 
 Level = Literal["ok", "note", "missing"]
@@ -100,41 +101,26 @@ def _declared() -> list[str]:
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Whether a version is within bounds such as `>=2.11,<2.14`."""
-
-    def numbers(text: str) -> tuple[int, ...]:
-        match = re.match(r"\d+(\.\d+)*", text.strip())
-        return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-    release = numbers(version)
+    """Whether a version is within bounds such as `>=2.7,<3`."""
+    release = release_numbers(version)
     for clause in filter(None, bounds.split(",")):
         match = re.match(r"\s*(>=|<)\s*(.+)", clause)
-        if match is not None and (release >= numbers(match[2])) != (match[1] == ">="):
+        if match is not None and (release >= release_numbers(match[2])) != (match[1] == ">="):
             return False
     return True
 
 
-def torch_version_note() -> str:
-    """A line that names a torch outside the tested versions; empty if it is one of them or that is not known."""
-    bounds = next((need.bounds for need in requirements() if need.name == "torch" and not need.extra), "")
-    version = _installed("torch")
-    if version is None or is_within(version, bounds):
-        return ""
-    return f"torch {version} is not tested with Reconv {__version__}, which is made for torch {bounds}"
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def untested_note(*, is_gpu: bool = False) -> str:
+    """A line that names releases outside the tested ones, of what every run uses; empty if there are none."""
+    found = [f"{name} {version} (tested: {tested})" for name, version, tested in untested_packages(is_gpu=is_gpu)]
+    return f"Reconv {__version__} is not tested with {', '.join(found)}" if found else ""
 
 
 def _versions() -> Iterator[CheckResult]:
     topic = "versions"
     python = platform.python_version()
     yield CheckResult(topic, "python", python, f"{python} ({platform.python_implementation()})")
-    if _installed("reconv") is None:
+    if installed_version("reconv") is None:
         text = f"{__version__}, not installed, so its dependencies cannot be checked"
         yield CheckResult(topic, "reconv", __version__, text, "note", "pip install -e .")
     else:
@@ -143,15 +129,30 @@ def _versions() -> Iterator[CheckResult]:
     for need in requirements():
         if need.extra:
             continue
-        version = _installed(need.name)
+        version = installed_version(need.name)
         if version is None:
             advice = f"pip install '{need.name}{need.bounds}'"
             yield CheckResult(topic, need.name, None, "not installed", "missing", advice)
         elif not is_within(version, need.bounds):
             advice = f"pip install '{need.name}{need.bounds}'"
             yield CheckResult(topic, need.name, version, f"{version}, but {need.bounds} is required", "missing", advice)
-        else:
+        elif not ranges_of(need.name):
             yield CheckResult(topic, need.name, version, version)
+    yield from _tested_versions()
+
+
+def _tested_versions() -> Iterator[CheckResult]:
+    """The installed packages of which only some releases are tested, with these."""
+    for name in dict.fromkeys(tested.package for tested in TESTED):
+        version, ranges = installed_version(name), ranges_of(name)
+        if version is None:
+            continue
+        text = f"{version} (tested: {', '.join(map(str, ranges))})"
+        if any(version in tested for tested in ranges):
+            yield CheckResult("versions", name, version, text)
+        else:
+            advice = f"pip install '{name}=={ranges[-1].newest}.*' if results or errors look wrong"
+            yield CheckResult("versions", name, version, f"{text[:-1]}, not this one)", "note", advice)
 
 
 def _devices(machine: Machine) -> Iterator[CheckResult]:
@@ -285,7 +286,7 @@ def _extras() -> Iterator[CheckResult]:
     """Extras that are not completely installed, and the command that installs them."""
     needed = [need for need in requirements() if need.extra]
     for extra in dict.fromkeys(need.extra for need in needed):
-        absent = [need.name for need in needed if need.extra == extra and _installed(need.name) is None]
+        absent = [need.name for need in needed if need.extra == extra and installed_version(need.name) is None]
         text = f"missing {', '.join(absent)}" if absent else "installed"
         advice = f"pip install 'reconv[{extra}]'" if absent else ""
         yield CheckResult("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)

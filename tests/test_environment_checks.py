@@ -156,10 +156,10 @@ def test_a_machine_without_system_files_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "bounds", "within"),
     [
-        ("2.13.0+cpu", ">=2.11,<2.14", True),
-        ("2.11", "<2.14,>=2.11", True),
-        ("2.14.0", ">=2.11,<2.14", False),
-        ("2.9.1", ">=2.11,<2.14", False),
+        ("2.13.0+cpu", ">=2.11", True),
+        ("8.10", "<9,>=8.9", True),
+        ("9.0.0", ">=8.9,<9", False),
+        ("2.9.1", ">=2.11", False),
         ("6.0.3", "", True),
     ],
 )
@@ -183,7 +183,7 @@ def test_requirements_are_those_of_the_package() -> None:
         "google-crc32c",
     }
     assert {need.extra for need in needed if need.extra} >= {"test", "dev"}
-    assert next(need.bounds for need in needed if need.name == "torch") in (">=2.11,<2.14", "<2.14,>=2.11")
+    assert ">=2.11" in next(need.bounds for need in needed if need.name == "torch")
 
 
 def test_a_missing_package_fails_the_requirements() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import reconv
+from reconv._compat import ranges_of, release_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
@@ -104,6 +107,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         "mkdocs.yml",
         "CITATION.cff",
         "benchmarks/throughput.py",
+        "packaging/constraints.txt",
         "packaging/requirements.txt",
         "tests/test_coverage.py",
     } <= names
@@ -139,24 +143,56 @@ def test_make_test_leaves_out_only_what_has_no_browser_or_no_compiler(
     assert f'-m "not slow and not gpu and not external{left_out}" ' in done.stdout
 
 
-def test_torch_is_bounded_and_torchvision_fits_it_in_its_own_extras_alone() -> None:
+def test_torch_and_its_companions_have_the_oldest_tested_release_and_no_upper_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert "torch>=2.11,<2.14" in project["dependencies"]
     extras = project["optional-dependencies"]
-    # torchvision 0.26, 0.27 and 0.28 are built for torch 2.11, 2.12 and 2.13.
-    found = {name: line for name, lines in extras.items() for line in lines if line.startswith("torchvision")}
-    assert found == {"timm": "torchvision>=0.26,<0.29", "torchvision": "torchvision>=0.26,<0.29"}
-    assert not any(line.startswith(("torchvision", "timm")) for line in project["dependencies"])
+    needed = [Requirement(line) for lines in (project["dependencies"], *extras.values()) for line in lines]
+    found = {(need.name, str(need.specifier)) for need in needed if ranges_of(need.name)}
+    oldest = {name: min(map(release_numbers, map(attrgetter("oldest"), ranges_of(name)))) for name, _ in found}
+    assert found == {(name, ">=" + ".".join(map(str, numbers))) for name, numbers in oldest.items()}
+    assert set(oldest) == {"torch", "torchvision", "timm", "triton"}
+    assert not any(line.startswith(("torchvision", "timm", "triton")) for line in project["dependencies"])
 
 
-def test_the_container_s_packages_are_pinned_and_satisfy_the_project() -> None:
+def pinned_versions() -> dict[str, str]:
+    """The versions of packaging/constraints.txt."""
+    lines = (ROOT / "packaging" / "constraints.txt").read_text().splitlines()
+    return {name: version for name, _, version in (line.partition("==") for line in lines if line[:1] != "#")}
+
+
+def test_the_constraints_have_a_tested_version_of_all_that_make_and_ci_install() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned, extras = pinned_versions(), project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for extra in ("test", "dev", "docs", "serve") for line in extras[extra])]
+    needed = {canonicalize_name(need.name): need for need in map(Requirement, lines)}
+    del needed["triton"]  # each build of torch requires its own
+    assert len(pinned) > len(needed) > 30
+    assert [name for name, need in needed.items() if not need.specifier.contains(pinned.get(name, "0"))] == []
+    assert all(pinned[name] in tested for name in needed for tested in ranges_of(name))
+    assert not any("+" in version for version in pinned.values())  # pip finds no such version on other platforms
+
+
+def test_everything_is_installed_with_the_constraints() -> None:
+    lines = [line.strip() for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    free = [line for line in lines if "$(CONSTRAINTS)" not in line and "$(AUDIT)" not in line]
+    assert len(lines) > len(free) == 0
+
+
+def test_the_container_has_the_tested_versions_of_what_it_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned, dockerfile = pinned_versions(), (ROOT / "Dockerfile").read_text()
     lines = (ROOT / "packaging" / "requirements.txt").read_text().splitlines()
-    pinned = {name: version for name, _, version in (line.partition("==") for line in lines if line[:1] != "#")}
+    names = {line for line in lines if line[:1] != "#"}
     extras = [line for extra in ("serve", "onnx", "detection") for line in project["optional-dependencies"][extra]]
-    needed = {canonicalize_name(found.name): found for found in map(Requirement, project["dependencies"] + extras)}
-    torch = re.findall(r"^ARG TORCH_VERSION=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert len(pinned) > len(needed) > 15
-    assert len(torch) == 2
-    assert all(needed.pop("torch").specifier.contains(version) for version in {*torch})
-    assert [name for name, found in needed.items() if not found.specifier.contains(pinned.get(name, "0"))] == []
+    needed = {canonicalize_name(need.name) for need in map(Requirement, project["dependencies"] + extras)}
+    assert names <= {*pinned}
+    assert needed - names == {"torch"}
+    assert re.findall(r"^ARG TORCH_VERSION=(\S+)$", dockerfile, re.MULTILINE) == [pinned["torch"]] * 2
+
+
+def test_renewed_constraints_are_free_of_what_belongs_to_a_build_of_torch() -> None:
+    of_torch = ["torch==2.13.0+cpu", "triton==3.9.0", "nvidia-nccl-cu13==2.28", "cuda-bindings==13.0"]
+    renew = runpy.run_path(str(ROOT / "packaging" / "renew_constraints.py"))
+    text = renew["constraints"]([*of_torch, "reconv==0.1.0", "jinja2==3.1.6"])
+    assert [line for line in text.splitlines() if line[:1] != "#"] == ["jinja2==3.1.6", "torch==2.13.0"]
+    assert text.startswith((ROOT / "packaging" / "constraints.txt").read_text().partition("\nabsl")[0])

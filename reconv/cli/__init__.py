@@ -214,13 +214,13 @@ def _flush_streams() -> None:
 
 def _unexpected(error: Exception, debug: bool) -> int:
     """Print an error that is probably a bug, and how to see its traceback."""
-    from reconv.environment_checks import torch_version_note
+    from reconv.environment_checks import untested_note
 
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = [
         f"Unexpected {type(error).__name__}: {printable(str(error))}",
         f"  where: {last.filename}:{last.lineno}",
-        f"  why:   {torch_version_note() or 'most likely a bug in Reconv'}",
+        f"  why:   {untested_note() or 'most likely a bug in Reconv'}",
         "  next:  run the same command with --debug, and report what it prints",
     ]
     _print_error("\n".join(lines), debug)

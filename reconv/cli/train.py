@@ -30,8 +30,6 @@ from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
-_DRY_RUN_STEPS = 10
-
 
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
@@ -68,11 +66,9 @@ _DRY_RUN_STEPS = 10
 @stop_after_option
 @click.option(
     "--dry-run",
-    metavar="[N]",
-    is_flag=False,
-    flag_value=_DRY_RUN_STEPS,
+    metavar="N",
     type=click.IntRange(min=1),
-    help=f"Run N steps ({_DRY_RUN_STEPS}), report speed and memory, keep nothing.",
+    help="Run N steps, report speed and memory, keep nothing.",
 )
 @click.option("--compile-only", is_flag=True, help="Build and compile the model; train and keep nothing.")
 @click.option("--trust-code", is_flag=True, help="Import the code that a teacher's run or the weights of --init name.")

@@ -1,28 +1,25 @@
-"""JPEG decoding on an NVIDIA GPU, by torchvision's nvJPEG.
+"""JPEG decoding on an NVIDIA GPU, by the nvJPEG of TorchCodec or torchvision.
 
 torchvision decodes on a stream of its own, which does not wait for ours: crops are complete when they are returned, and
-until then the memory they are made from is not reused.
+until then the memory they are made from is not reused. TorchCodec decodes on the current stream.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from reconv._compat import gpu_jpeg_decoder, gpu_jpeg_requirement
 from reconv.errors import UsageError
 from reconv.kernels.ops.crop import CropBox, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the CPU"
 
 _SIDE = 64  # of the test image
-
-Decode = Callable[[list[Tensor]], list[Tensor]]
 
 
 class NvJpegDecoder:
@@ -32,7 +29,15 @@ class NvJpegDecoder:
         if device.type != "cuda":
             raise UsageError(f"{device.type} cannot decode JPEG", where=_WHERE, why="only NVIDIA GPUs can", then=_THEN)
         self._device = device
-        self.decode = _nvjpeg(device)
+        try:
+            self.decode = gpu_jpeg_decoder(device)
+        except ImportError as error:
+            raise UsageError(
+                "decoding on the GPU needs TorchCodec, or torchvision before 0.29",
+                where=_WHERE,
+                why=str(error),
+                then=f"pip install '{gpu_jpeg_requirement()}', which fits torch {torch.__version__}; {_THEN}",
+            ) from error
         self._stream = torch.cuda.Stream(device, priority=-1)  # a crop is short, and the next batch waits for it
         small = _test_file()
         try:
@@ -80,25 +85,6 @@ class NvJpegDecoder:
             if len(files) == 1:
                 return []
         return [(index, image) for index, file in enumerate(files) for _, image in self._decode([file])]
-
-
-def _nvjpeg(device: torch.device) -> Decode:
-    """torchvision's decoder; nothing else needs torchvision."""
-    try:
-        torchvision: Any = importlib.import_module("torchvision.io")
-    except (ImportError, OSError, RuntimeError) as error:  # any of these if built for another torch
-        raise UsageError(
-            "decoding on the GPU needs torchvision",
-            where=_WHERE,
-            why=str(error),
-            then=f"install the torchvision that matches torch {torch.__version__}; {_THEN}",
-        ) from error
-
-    def decode(files: list[Tensor]) -> list[Tensor]:
-        images: list[Tensor] = torchvision.decode_jpeg(files, mode=torchvision.ImageReadMode.RGB, device=device)
-        return images
-
-    return decode
 
 
 def _test_file() -> Tensor:

@@ -32,7 +32,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.data.stage_timing import StageTimes
-from reconv.environment_checks import torch_version_note
+from reconv.environment_checks import untested_note
 from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
@@ -377,7 +377,7 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
         for name, now in (("threads", run.plan.threads), ("device", run.device.kind))
         if state and state[name] != now
     ]
-    if note := torch_version_note():
+    if note := untested_note(is_gpu=run.device.kind == "cuda"):
         logger.warning(note, step)
     for text in (*run.notes, *changed):
         logger.info(text, step)

@@ -8,16 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.device.nvjpeg import NvJpegDecoder, _nvjpeg
+from reconv._compat import gpu_jpeg_decoder, release_numbers
+from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import ExitCode, UsageError
 
 
-def test_a_missing_torchvision_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision.io", None)
-    with pytest.raises(UsageError, match="needs torchvision") as exc_info:
-        _nvjpeg(torch.device("cuda", 0))
+def test_a_missing_decoder_is_reported_with_the_package_that_fits_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchcodec.decoders", "torchvision.io"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        gpu_jpeg_decoder(torch.device("cuda", 0))
+    with pytest.raises(UsageError, match="needs TorchCodec, or torchvision before") as exc_info:
+        NvJpegDecoder(torch.device("cuda", 0))
     assert exc_info.value.code == ExitCode.USAGE
-    assert exc_info.value.then is not None and torch.__version__ in exc_info.value.then
+    fitting = "torchvision==" if release_numbers(torch.__version__) < (2, 14) else "torchcodec>="
+    assert exc_info.value.then.startswith(f"pip install '{fitting}")
 
 
 def test_other_devices_are_rejected() -> None:

@@ -13,6 +13,10 @@ from triton import language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from reconv._compat import complete_interpreter, semantic_tensor
+
+complete_interpreter(interpreter)
+
 # A kernel calls functions of the language through three others, which are made again for every launch.
 _builtins: dict[Any, list[tuple[str, Any]]] = {}
 
@@ -147,7 +151,7 @@ def _broadcast_others(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> t
 def _expand(self: TritonSemantic, value: tl.tensor, shape: list[int]) -> tl.tensor:
     if value.type.shape.values == shape:
         return value
-    return self.make_tensor(self.builder.create_broadcast(value.handle, shape), tl.block_type(value.dtype, shape))
+    return semantic_tensor(self, self.builder.create_broadcast(value.handle, shape), tl.block_type(value.dtype, shape))
 
 
 TritonSemantic.broadcast_impl_value = _broadcast_others

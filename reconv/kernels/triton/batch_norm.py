@@ -3,14 +3,6 @@
 Every kernel reads and writes each tensor once and computes in float32. Programs are (block of channels, split of the
 rows, group). The programs of a reduction store partial sums; the last one to finish adds them in order, so the result
 is deterministic.
-
-Shapes: x, other, y, dz, gradient, dx and dother [rows, channels]; weight and bias [channels]; stats [groups, 3,
-channels] with mean, unbiased variance and 1 / std; sums [3, groups, channels]; partials [groups, splits, 2 or 3,
-channels]; bits [groups, tiles, lanes, channels], a byte for eight rows.
-
-Hazards: addresses are computed from row and channel alone, so a tensor that is not channels_last gives garbage without
-an error. Offsets have 32 bits. A counter must be 0 at the start and is set back by the last program; two reductions
-that share counters must not overlap. Partial sums are read past L1, where another program's older values may be.
 """
 
 import triton
@@ -214,10 +206,10 @@ def statistics(
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
     head = start + tl.arange(0, LANES)
-    head_tile = tl.load(
+    some = tl.load(
         x + head[:, None] * channels + channel[None, :], mask=(head < end)[:, None] & exists[None, :], other=0.0
     )
-    shift = tl.sum(head_tile.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
+    shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
     for tile in tl.range(
@@ -261,15 +253,15 @@ def normalize(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        x_tile = tl.load(x + at, mask=mask, other=0.0)
+        value = tl.load(x + at, mask=mask, other=0.0)
         if RESIDUAL != NO_RESIDUAL:
-            other_tile = tl.load(other + at, mask=mask, other=0.0)
-        z = (x_tile.to(tl.float32) - mean) * scale + shift
+            added = tl.load(other + at, mask=mask, other=0.0)
+        z = (value.to(tl.float32) - mean) * scale + shift
         if RESIDUAL != NO_RESIDUAL:
-            other_tile = other_tile.to(tl.float32)
+            added = added.to(tl.float32)
             if RESIDUAL == ADD_NORM:
-                other_tile = (other_tile - other_mean) * other_scale
-            z += other_tile
+                added = (added - other_mean) * other_scale
+            z += added
             if ACT == RELU:
                 store_relu_mask(bits, z, tile, tiles, channels, channel, exists, LANES, BLOCK)
         tl.store(y + at, apply_activation(z, ACT).to(y.dtype.element_ty), mask=mask)
@@ -308,24 +300,24 @@ def gradient_sums(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        dy_tile = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         if TWO_GRADS:
-            dy_tile += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
+            value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
         # A masked value has gradient 0, so it adds nothing whatever x - mean is there.
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RESIDUAL == NO_RESIDUAL:
-            dy_tile = activation_grad(dy_tile, centered * scale + shift, ACT)
+            value = activation_grad(value, centered * scale + shift, ACT)
         elif ACT == RELU:
-            dy_tile = apply_relu_mask(bits, dy_tile, tile, tiles, channels, channel, exists, LANES, BLOCK)
+            value = apply_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
         if WRITE_DZ:
-            dz_tile = dy_tile.to(dz.dtype.element_ty)
-            tl.store(dz + at, dz_tile, mask=mask)
-            dy_tile = dz_tile.to(tl.float32)  # sum the rounded values that the second pass will read
-        plain_sum += fold(dy_tile, LANES, BLOCK)
-        with_x += fold(dy_tile * centered, LANES, BLOCK)
+            kept = value.to(dz.dtype.element_ty)
+            tl.store(dz + at, kept, mask=mask)
+            value = kept.to(tl.float32)  # sum the rounded values that the second pass will read
+        plain_sum += fold(value, LANES, BLOCK)
+        with_x += fold(value * centered, LANES, BLOCK)
         if RESIDUAL == ADD_NORM:
             other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            with_other += fold(dy_tile * other_centered, LANES, BLOCK)
+            with_other += fold(value * other_centered, LANES, BLOCK)
     store_partial(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
     store_partial(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
     if RESIDUAL == ADD_NORM:
@@ -376,10 +368,10 @@ def gradient(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
-        dy_tile = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
-        dy_tile = activation_grad(dy_tile, centered * scale + shift, ACT) - offset
-        tl.store(dx + at, (scale * (dy_tile - centered * slope)).to(dx.dtype.element_ty), mask=mask)
+        value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
+        value = activation_grad(value, centered * scale + shift, ACT) - offset
+        tl.store(dx + at, (scale * (value - centered * slope)).to(dx.dtype.element_ty), mask=mask)
         if RESIDUAL == ADD_NORM:
             other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            result = other_scale * (dy_tile - other_centered * other_slope)
+            result = other_scale * (value - other_centered * other_slope)
             tl.store(dother + at, result.to(dother.dtype.element_ty), mask=mask)

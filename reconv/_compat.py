@@ -1,0 +1,132 @@
+"""Versions of other packages: the releases that are tested with Reconv, and the differences between them.
+
+Nothing else asks for a version of torch, torchvision, timm, Triton or TorchCodec. A difference names the release that
+ends it: its code goes once that is the oldest supported one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    DecodeJpegs = Callable[[list[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRange:
+    """Oldest and newest release of a package that the tests have passed with; patches of the newest are included."""
+
+    package: str
+    oldest: str
+    newest: str
+    use: str = ""  # if a package is tested in different releases for different uses
+
+    def __str__(self) -> str:
+        releases = self.oldest if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+        return f"{releases} {self.use}".rstrip()
+
+    def __contains__(self, version: str) -> bool:
+        newest = release_numbers(self.newest)
+        found = release_numbers(version)
+        return release_numbers(self.oldest) <= found and found[: len(newest)] <= newest
+
+
+ON_GPUS, IN_THE_INTERPRETER = "on GPUs", "in the interpreter"
+
+# `make matrix` runs the suite on CPUs; on GPUs it was run with torch 2.11 alone, hence with that Triton.
+TESTED = (
+    ReleaseRange("torch", "2.11", "2.15"),
+    ReleaseRange("torchvision", "0.26", "0.29"),
+    ReleaseRange("timm", "1.0.20", "1.0.31"),
+    ReleaseRange("triton", "3.6", "3.6", ON_GPUS),
+    ReleaseRange("triton", "3.6", "3.9", IN_THE_INTERPRETER),
+    ReleaseRange("torchcodec", "0.17", "0.17"),
+)
+
+
+def release_numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version's release: (2, 13, 0) of 2.13.0+cpu."""
+    match = re.match(r"\d+(\.\d+)*", version.strip())
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, without importing it; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def ranges_of(package: str) -> tuple[ReleaseRange, ...]:
+    """The tested releases of a package, one range for each use."""
+    return tuple(tested for tested in TESTED if tested.package == package)
+
+
+def untested_packages(*, is_gpu: bool) -> list[tuple[str, str, ReleaseRange]]:
+    """Name, version and tested range of each package that every run uses and whose release is not tested."""
+    uses = {"torch": "", "triton": ON_GPUS} if is_gpu else {"torch": ""}
+    ranges = [tested for tested in TESTED if uses.get(tested.package) == tested.use]
+    found = [(tested.package, installed_version(tested.package), tested) for tested in ranges]
+    return [(name, version, tested) for name, version, tested in found if version is not None and version not in tested]
+
+
+def semantic_tensor(semantic: Any, handle: Any, block_type: Any) -> Any:
+    """A tensor of Triton's language. Until Triton 3.9: before, `make_tensor` was called `tensor`."""
+    make = getattr(semantic, "make_tensor", None) or semantic.tensor
+    return make(handle, block_type)
+
+
+def complete_interpreter(interpreter: Any) -> None:
+    """Give the module of Triton's interpreter what newer releases have."""
+    builder = interpreter.InterpreterBuilder
+    if not hasattr(builder, "get_bf16"):  # until Triton 3.9
+        bfloat16 = interpreter.tl.bfloat16
+        builder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), bfloat16)
+    # Until Triton 3.7. NumPy 2.4 refuses to make a number of an array with one element.
+    if release_numbers(installed_version("triton") or "") < (3, 7):
+        patch_tensor = interpreter._patch_lang_tensor
+
+        def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+            patch_tensor(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+        interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+# The torchvision of each torch that TorchCodec 0.17 does not load beside. Until torch 2.14.
+_TORCHVISION_OF: dict[tuple[int, ...], str] = {(2, 11): "0.26", (2, 12): "0.27", (2, 13): "0.28"}
+
+
+def gpu_jpeg_decoder(device: torch.device) -> DecodeJpegs:
+    """nvJPEG as TorchCodec offers it or, beside a torch before 2.14, torchvision before 0.29, which removes its own.
+
+    Raises ImportError if neither can be loaded, with what to install.
+    """
+    try:
+        codec: Any = importlib.import_module("torchcodec.decoders")
+        return lambda files: list(codec.decode_jpeg(files, mode="RGB", device=device))
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # any of these if built for another torch
+        problem = error
+    torchvision = installed_version("torchvision")
+    if torchvision is not None and release_numbers(torchvision) < (0, 29):
+        try:
+            io: Any = importlib.import_module("torchvision.io")
+            return lambda files: list(io.decode_jpeg(files, mode=io.ImageReadMode.RGB, device=device))
+        except (ImportError, OSError, RuntimeError) as error:
+            problem = error
+    raise ImportError(str(problem)) from problem
+
+
+def gpu_jpeg_requirement() -> str:
+    """The requirement of the GPU's JPEG decoder that fits the installed torch."""
+    torchvision = _TORCHVISION_OF.get(release_numbers(installed_version("torch") or "")[:2])
+    return f"torchvision=={torchvision}.*" if torchvision else "torchcodec>=0.17"
