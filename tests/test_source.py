@@ -69,6 +69,13 @@ def test_only_the_distributed_package_imports_torch_distributed() -> None:
     assert [file for file in using if PACKAGE / "distributed" not in file.parents] == []
 
 
+def test_ranks_exchange_no_pickles() -> None:
+    """torch's collectives of objects unpickle what they receive; `reconv.distributed.collectives` has our own."""
+    pickled = re.compile(r"\b\w*(gather|broadcast|scatter|send|recv)_object\w*|_(object_to_tensor|tensor_to_object)\b")
+    assert pickled.search("dist.all_gather_object(items, item)") and pickled.search("broadcast_object_list(x)")
+    assert [str(file) for file in FILES if pickled.search(file.read_text())] == []
+
+
 def test_nothing_imports_torchvision_and_nothing_writes_a_pickle() -> None:
     banned = {"torchvision", "pickle", "cloudpickle", "dill"}
     assert all((ROOT / name).is_file() for name in PICKLE_READERS | PICKLE_IN_MEMORY)

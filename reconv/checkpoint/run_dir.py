@@ -18,8 +18,10 @@ from reconv.errors import ResourceError, RunLockedError, UsageError
 from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors
 from reconv.io.bounded import NotRegularFileError, NotTextError, TooLargeError, read_json_object
+from reconv.message import message
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """The directory of one run."""

@@ -16,6 +16,7 @@ from reconv.errors import CheckpointError
 from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors, write_atomic
 from reconv.io.bounded import read_json_object
+from reconv.message import message
 
 if TYPE_CHECKING:
     from reconv.checkpoint.run_dir import RunDir
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
     """A random id, and the digests of all recipes of the run; it gets another one when its length is extended."""

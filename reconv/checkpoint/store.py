@@ -34,6 +34,7 @@ from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
 from reconv.io.bounded import parse_shallow_json
 from reconv.io.transient import retry_transient
+from reconv.message import message
 
 STATE = "state.json"
 SUFFIX = ".safetensors"
@@ -62,6 +63,7 @@ class NewestCheckpoint:
     skipped: tuple[tuple[Path, str], ...] = ()
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
     """The content of a checkpoint, in host memory."""

@@ -27,8 +27,9 @@ def rendezvous(address: str) -> int:
       reconv rendezvous 10.0.0.1:29400
     """
     silence_torch()
+    from reconv.distributed.environment import SECRET_VARIABLE
     from reconv.distributed.node_rendezvous import serve_rendezvous
-    from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
+    from reconv.distributed.rank_store import new_secret
 
     host, port = parse_endpoint(address)
     ended = threading.Event()

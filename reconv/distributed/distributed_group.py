@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.device import count_devices, load_backend
+from reconv.distributed import collectives
+from reconv.distributed.authentication import authenticate
 from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.ddp import DDPStrategy
 from reconv.distributed.environment import LaunchEnv, requested_backend
@@ -24,7 +26,7 @@ from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup
-from reconv.distributed.rank_store import SECRET_VARIABLE, Signer, new_secret, open_store
+from reconv.distributed.rank_store import Signer, open_store
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
 from reconv.errors import RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.recipe.batch_fields import ParallelConfig
@@ -53,6 +55,7 @@ class DistributedProcessGroup(ProcessGroup):
 
     device: torch.device = field(kw_only=True)
     monitor: FailureMonitor = field(kw_only=True)
+    is_authenticated: bool = field(kw_only=True)
     is_distributed: ClassVar[bool] = True
     _pending: list[_PendingMax] = field(default_factory=list)
 
@@ -86,22 +89,20 @@ class DistributedProcessGroup(ProcessGroup):
         return tuple(previous.numbers.tolist())
 
     def all_gather(self, item: T) -> list[T]:
-        items: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(items, item)
-        return cast(list[T], items)
+        return collectives.all_gather(item)
 
     def on_rank0(self, function: Callable[[], T]) -> T:
-        result: list[T | RemoteRankError | None] = [None]
         if self.is_rank0:
             try:
-                result = [function()]
+                item = function()
             except ReconvError as error:
-                dist.broadcast_object_list([RemoteRankError.of(error, is_reported=True)])
+                collectives.broadcast(RemoteRankError.of(error, is_reported=True))
                 raise
-        dist.broadcast_object_list(result)
-        if isinstance(result[0], RemoteRankError):
-            raise result[0]
-        return cast(T, result[0])
+            return collectives.broadcast(item)
+        result = collectives.broadcast(cast(T | RemoteRankError | None, None))
+        if isinstance(result, RemoteRankError):
+            raise result
+        return cast(T, result)
 
     def parallelize(self, model: nn.Module, config: StrategyConfig) -> ParallelStrategy:
         if config.pipeline is not None:
@@ -151,7 +152,7 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
     try:
         with ConnectingRanks(launch_env) as connecting:
             connecting.wait_for_all()
-            secret = connecting.run(lambda: _init_process_group(launch_env, device, store))
+            secret, is_authenticated = connecting.run(lambda: _init_process_group(launch_env, device, store))
     except RuntimeError as error:
         if not _is_of_collective(error):
             raise
@@ -166,11 +167,11 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
     default_timeout_s = ParallelConfig().heartbeat_timeout_s  # until the recipe is known
     heartbeat = Heartbeat(launch_env, Signer(secret))
     monitor = FailureMonitor(launch_env, heartbeat, store, default_timeout_s)
-    return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)
+    return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor, is_authenticated=is_authenticated)
 
 
-def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> str:
-    """Connect to all ranks; returns the secret that they share."""
+def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> tuple[str, bool]:
+    """Connect to all ranks; returns the secret that they share, and whether they have proved it."""
     dist.init_process_group(
         "gloo" if requested_backend() == "gloo" else BACKENDS[device],
         # A restarted process must not read what its predecessor left in the agent's store.
@@ -179,17 +180,14 @@ def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> 
         world_size=launch_env.world_size,
         timeout=_COLLECTIVE_TIMEOUT,
     )
-    return os.environ.get(SECRET_VARIABLE) or _share_secret()
+    try:
+        return authenticate(launch_env)
+    except ReconvError:
+        dist.destroy_process_group()
+        raise
 
 
 def _is_of_collective(error: BaseException) -> bool:
     """Whether an error comes from the connections between ranks."""
     is_named = any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_named)
-
-
-def _share_secret() -> str:
-    """A secret of rank 0, sent over the connections between the ranks and not through the store."""
-    secret = torch.frombuffer(bytearray(new_secret().encode()), dtype=torch.uint8)
-    dist.broadcast(secret, 0)
-    return bytes(secret.tolist()).decode()

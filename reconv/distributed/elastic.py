@@ -20,12 +20,12 @@ from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from reconv.distributed.elastic_config import ElasticConfig
-from reconv.distributed.environment import FAILURE_DIR_VARIABLE, ROUND_VARIABLE
+from reconv.distributed.environment import FAILURE_DIR_VARIABLE, ROUND_VARIABLE, SECRET_VARIABLE
 from reconv.distributed.launcher import failure_of, forward_signals_during, signal_ranks, start_fork_server, start_ranks
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.nic import find_nic, interface_addresses
 from reconv.distributed.node_rendezvous import Rendezvous, Roster, SingleNode, StoreRendezvous
-from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
+from reconv.distributed.rank_store import new_secret
 from reconv.errors import ExitCode, ReconvError, RemoteRankError, ResourceError, TerminatedError, UsageError
 from reconv.io.temporary_folder import has_owner, temporary_folder
 from reconv.io.wait import ProcessWait

@@ -17,6 +17,7 @@ _FIRST_PORT, _NUM_PORTS = 20000, 20000  # for jobs without MASTER_PORT: below th
 _LAST_PORT = 65535
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # job names of interactive Slurm jobs
 _LOCALHOST = "127.0.0.1"
+SECRET_VARIABLE = "RECONV_SECRET"  # the same for all ranks; without it rank 0 makes one, and nobody proves it
 FAILURE_DIR_VARIABLE = "RECONV_FAILURE_DIR"  # set for the processes of --devices and --elastic
 ROUND_VARIABLE = "RECONV_ELASTIC_ROUND"  # set for those of --elastic: 1 for the first round
 

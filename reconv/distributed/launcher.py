@@ -22,9 +22,9 @@ from typing import Any, Literal, TypeVar
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
-from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
+from reconv.distributed.environment import FAILURE_DIR_VARIABLE, SECRET_VARIABLE, read_launch_env
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
-from reconv.distributed.rank_store import SECRET_VARIABLE, new_secret
+from reconv.distributed.rank_store import new_secret
 from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
 from reconv.io.stop_signals import handled_stop_signals
 from reconv.io.temporary_folder import temporary_folder

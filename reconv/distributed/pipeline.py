@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from reconv.distributed import collectives
 from reconv.distributed.ddp import flatten, mean_stats, unflatten
 from reconv.distributed.strategy import GroupStats, Number, ParallelStrategy, PipelineConfig, ordered_sum
 from reconv.precision.accumulate import to_accumulate_dtype
@@ -112,9 +113,8 @@ class PipelineStrategy(ParallelStrategy):
     def sum_metrics(self, passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The sum of each metric over all passes, which only the last stages have."""
         if self._metrics is None:
-            known: list[Any] = [[(name, value.dtype) for name, value in passes[0].items()] if passes else None]
-            dist.broadcast_object_list(known, src=self._num_stages - 1)
-            self._metrics = known[0]
+            known = [(name, value.dtype) for name, value in passes[0].items()] if passes else None
+            self._metrics = collectives.broadcast(known, source=self._num_stages - 1)
         zero = to_accumulate_dtype(torch.zeros((), device=self._device))
         own = [
             to_accumulate_dtype(ordered_sum([row[name] for row in passes])) if passes else zero

@@ -29,7 +29,6 @@ from reconv.errors import RankLostError, ReconvError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.io.wait import WAIT_TIMEOUT_S, ProcessWait
 
-SECRET_VARIABLE = "RECONV_SECRET"  # the same for all ranks; without it rank 0 makes one for each run
 _PORT_FILE = "store-port"  # of ranks on one machine that have no MASTER_PORT, in the folder that the ranks share
 Address = tuple[int, tuple[str, int]]  # family, host and port
 _REQUEST_TIMEOUT = timedelta(seconds=10)

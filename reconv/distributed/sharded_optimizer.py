@@ -5,12 +5,13 @@ Weights and saved state are bitwise those of an unsharded optimizer, so a checkp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from reconv.distributed import collectives
 from reconv.optim.optimizer import Optimizer
 
 
@@ -65,9 +66,8 @@ class ShardedOptimizer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state of all parameters, in host memory of rank 0; called by all ranks, sent one tensor at a time."""
-        gathered: list[Sequence[tuple[str, torch.Size, torch.dtype]]] = [()] * dist.get_world_size()
         own = self._shard.state_dict()
-        dist.all_gather_object(gathered, [(name, t.shape, t.dtype) for name, t in own.items()])
+        gathered = collectives.all_gather([(name, t.shape, t.dtype) for name, t in own.items()])
         full: dict[str, Tensor] = {}
         device = next(iter(self._parameters.values())).device
         for owner, described in enumerate(gathered):

@@ -105,7 +105,7 @@ def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
         if process_group.world_size > 1:
             args = replace(args, trust_code=args.trust_code.without_question())  # not in every process
             log = log if process_group.is_rank0 else no_log
-            process_group.on_rank0(lambda: find_model(args.run, args.best, no_log))  # where it must be downloaded
+            process_group.on_rank0(lambda: bool(find_model(args.run, args.best, no_log)))  # where it must be downloaded
         located = find_model(args.run, args.best, log)
         if args.all:
             _check_all(args, located)

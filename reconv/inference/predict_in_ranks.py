@@ -75,7 +75,7 @@ def _predict(args: PredictArgs, log: LogFunction) -> SharedPredictions:
             log = log if ranks.is_rank0 else no_log
             consent = CodeConsent.of(options["trust_code"]).without_question()  # cannot be asked in every process
             options = {**options, "trust_code": consent}
-            ranks.on_rank0(lambda: find_model(args.run, options["best"], no_log))  # where it must be downloaded
+            ranks.on_rank0(lambda: bool(find_model(args.run, options["best"], no_log)))  # where it must be downloaded
         files = list_files(args.paths, log)
         located = find_model(args.run, options["best"], log)
         named = {name: value for name, value in options.items() if name != "best"}

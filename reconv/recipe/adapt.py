@@ -20,6 +20,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from reconv.message import message
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.recipe.schema import Recipe
@@ -36,6 +37,7 @@ _DIGITS = 4  # significant digits of a scaled duration
 _NUM_CLASSES = {"ImageNet": 1000, "COCO": 80, "VOC": 20}  # of datasets that presets make claims about
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Change:
     """A field that follows another one, or a number of the plan that does."""

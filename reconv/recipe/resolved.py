@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from reconv.errors import RecipeError, one_of
+from reconv.message import message
 from reconv.printable import printable_lines
 from reconv.recipe.adapt import (
     CHANGED,
@@ -30,6 +31,7 @@ from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A recipe, the origin of each of its values, and its file."""

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from reconv.message import message
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0, le=10**9)]
@@ -44,6 +46,10 @@ class Section(BaseModel):
         validate_default=True,
         use_attribute_docstrings=True,
     )
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        message(cls)
 
 
 DURATION = "a duration with its unit, as in 90ep, 5000step, 10% or 15min"
@@ -83,6 +89,7 @@ class BatchPerDevice:
     num_devices: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Duration:
     """A length of training in epochs, optimizer steps, percent of the run, or minutes of wall clock."""
@@ -123,6 +130,7 @@ class Duration:
         )
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class BadImages:
     """How many unreadable files a run may skip; 0 stops at the first."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.best_checkpoint import BestCheckpoint, best_evaluation, write_best
-from reconv.checkpoint.store import SavedCheckpoint, open_store
+from reconv.checkpoint.run_identity import read_identity
+from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -52,7 +53,8 @@ class Checkpointer:
         self._bad_samples = bad_samples
         self._micro_batch_size = micro_batch_size
         self._writer = writer
-        self._store = run.process_group.on_rank0(lambda: open_store(run.run_dir))
+        identity = run.process_group.on_rank0(lambda: read_identity(run.run_dir))
+        self._store = CheckpointStore(run.run_dir.checkpoints, identity=identity)
         self._metadata = checkpoint_metadata(run, train_state)
         self._last_save_s = time.monotonic()
         self._time_to_save = False

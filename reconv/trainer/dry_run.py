@@ -19,6 +19,7 @@ from reconv.io.temporary_folder import temporary_folder
 from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
 from reconv.logging.events import CheckpointSaved, DataWait, EvalFinished, Event, RunPlanned, TrainProgress
+from reconv.message import message
 from reconv.recipe.loader import Override
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe
@@ -39,6 +40,7 @@ _OVERRIDES: Sequence[Override] = (
 E = TypeVar("E", bound=Event)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
     """What a dry run has measured; None where it did not get that far."""

@@ -43,7 +43,7 @@ from reconv.trainer.resume import (
     open_existing,
     with_durations_of_run,
 )
-from reconv.trainer.run_setup import RunArgs, check_same_data, resolve_recipe
+from reconv.trainer.run_setup import RunArgs, check_code_of_rank0, check_same_data, resolve_recipe
 
 _MIN_ADDRESS_SPACE = 8 << 20  # bytes: the stack of one thread
 
@@ -97,6 +97,7 @@ def prepare_run(
         provide(args.objects)
         mirror = _open_mirror(args, process_group, stack)
         resolved = process_group.on_rank0(lambda: resolve_recipe(args, measures_head=True))
+        check_code_of_rank0(process_group, resolved.recipe, args)
         import_code(resolved.recipe)
         process_group.set_phase("opening the data")
         with phases.during(Phase.DATA_INDEX):
@@ -107,6 +108,7 @@ def prepare_run(
         if args.resume:
             fitted = resolved
             resolved = process_group.on_rank0(lambda: with_durations_of_run(fitted, args.out, args.runs))
+            check_code_of_rank0(process_group, resolved.recipe, args)
         recipe = resolved.recipe
         existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
         with phases.during(Phase.DEVICE):

@@ -26,6 +26,7 @@ from reconv.io.atomic import write_atomic
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, TrainProgress
 from reconv.logging.formatting import resume_command
+from reconv.message import message
 from reconv.printable import printable_lines
 from reconv.recipe import yaml_document
 from reconv.recipe.adapt import show
@@ -41,6 +42,7 @@ from reconv.report.summary import read_summary
 NON_RETRYABLE = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ExistingRun:
     """A run that is resumed, with its directory locked."""
@@ -51,6 +53,7 @@ class ExistingRun:
     summary: dict[str, Any] = field(default_factory=dict)  # of a finished run
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """The checkpoint a run continues from, or nothing."""

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from reconv.checkpoint.mirror.run_download import download_run, read_mirror_url
 from reconv.checkpoint.run_dir import RunDir
-from reconv.custom_code import is_import_path, provide, require_trust
+from reconv.custom_code import is_import_path, is_provided, provide, require_trust
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
-from reconv.distributed.environment import must_launch, read_launch_env, requested_backend
+from reconv.distributed.environment import SECRET_VARIABLE, must_launch, read_launch_env, requested_backend
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import DataError, UsageError
+from reconv.errors import DataError, ReconvError, UsageError
 from reconv.io.object_store.object_store import as_url, is_url, local_folder, open_object_store
 from reconv.logging.console import make_console
 from reconv.logging.events import LogMessage
@@ -26,6 +26,7 @@ from reconv.logging.exporters import require_packages
 from reconv.machine import Machine, available_memory_bytes
 from reconv.models import option_names
 from reconv.recipe.batch_split import num_copies, split_batch
+from reconv.recipe.code_fields import code_references
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan_text import count
 from reconv.recipe.resolved import Resolved, fit_to_model
@@ -143,6 +144,34 @@ def print_early(mode: str | None, text: str) -> None:
         console = make_console(mode)
         console.on_event(LogMessage("info", text))
         console.close()
+
+
+def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunArgs) -> None:
+    """Refuse code that a rank 0 without a proof of its identity names, unless this rank's own recipe names it too."""
+    if process_group.is_authenticated or process_group.is_rank0:
+        return
+    named = _named_code(recipe, args)
+    if not named:
+        return
+    try:
+        own = _named_code(resolve_recipe(args).recipe, args)
+    except ReconvError:  # a file that only rank 0 has
+        own = set()
+    if named - own:
+        raise UsageError(
+            f"rank 0 names code that the recipe of rank {process_group.rank} does not",
+            where=", ".join(sorted(named - own)),
+            why=f"the ranks are not authenticated: {SECRET_VARIABLE} is not set",
+            then=f"set {SECRET_VARIABLE} to the same text for all ranks, or give all of them the same recipe",
+        )
+
+
+def _named_code(recipe: Recipe, args: RunArgs) -> set[str]:
+    """What a recipe would import, the folders it would be found in, and whose saved recipe may name more."""
+    paths = [path for _, path in code_references(recipe) if not is_provided(path)]
+    folders = recipe.code_path if paths else ()
+    teacher = (recipe.distill.teacher, recipe.distill.teacher_recipe) if args.trust_code else ()
+    return {name for name in (*paths, *folders, *teacher) if name}
 
 
 def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:

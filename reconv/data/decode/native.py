@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from reconv.data.dataset import I64, U8
 from reconv.errors import RecipeError
+from reconv.message import message
 from reconv.recipe.data_fields import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
@@ -28,6 +29,7 @@ I32 = npt.NDArray[np.int32]
 FILTERS = {"bilinear": 0, "bicubic": 1}
 
 
+@message
 class NativeSupport(NamedTuple):
     """Whether one process can use the decoder: the problem if it cannot, and whether it would be faster than Pillow."""
 

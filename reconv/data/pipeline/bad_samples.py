@@ -16,12 +16,14 @@ import numpy as np
 
 from reconv.data.dataset import LabelError, Split
 from reconv.errors import DataError, UnreadableDataError
+from reconv.message import message
 from reconv.random import hash_array, key
 
 TOLERATE = "to leave out up to 10 such images: --set 'data.bad_images=skip up to 10'"
 _NUM_SHOWN = 5
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class BadSample:
     """One bad sample, met when `step` steps were done."""
