@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -30,9 +29,11 @@ _LAZY = ("Callback", "Predictor", "RunInfo", "evaluate", "export", "load", "pred
 def __getattr__(name: str) -> object:
     """Import an API function when it is first used (PEP 562)."""
     if name in _LAZY:
+        from importlib import import_module
+
         return getattr(import_module("reconv.api"), name)
     raise AttributeError(f"module 'reconv' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted(__all__)

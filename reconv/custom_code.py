@@ -220,6 +220,13 @@ class CodeConsent:
         What was passed from Python needs no import.
         """
         named = [(field, path) for field, path in references if not is_provided(path)]
+        if lost := [field for field, path in named if path.startswith(f"{FROM_PYTHON}:")]:
+            raise UsageError(
+                f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} passed from Python, not stored with the run",
+                where=where,
+                why="only classes and functions of a module or a file can be imported again",
+                then="pass the same objects: reconv.train(..., out=RUN, resume=True), or reconv.load(RUN, model=...)",
+            )
         sources = [describe_source(field, path, folders) for field, path in named]
         if self._digests is None:
             if sources and self._trust is not True and not (callable(self._trust) and self._trust(sources)):

@@ -47,7 +47,7 @@ def measure_step(
 
     logger = RunLogger(collect_notes)
     train_state = build_train_state(run, logger)
-    timer, strategy = StepTimer(run.device), parallelize(run, train_state.network)
+    timer, strategy = StepTimer(run.device), parallelize(run, train_state.network, train_state.loss)
     micro_batch_size = MicroBatchSize(run.plan.micro_groups)
     step = build_train_step(
         run, train_state, logger, annotate=timer.annotate, micro_batch_size=micro_batch_size, strategy=strategy

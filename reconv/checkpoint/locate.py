@@ -15,7 +15,7 @@ from reconv.checkpoint.best_checkpoint import best_in_state, read_best
 from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.mirror.run_download import fetch_run
-from reconv.checkpoint.run_dir import RunDir, runs_in
+from reconv.checkpoint.run_dir import RunDir, no_such_run, runs_in
 from reconv.checkpoint.store import (
     NUM_TRIES,
     SUFFIX,
@@ -135,9 +135,7 @@ def find_run(run: str | Path) -> RunDir:
     """The run directory that RUN refers to, with or without checkpoints; of a directory of runs, the newest."""
     path = Path(fetch_run(run))
     if not path.exists():
-        like = Path("runs") / path
-        then = f"did you mean '{like}'?" if like.exists() else "ls runs/*, or train first: reconv train quickstart"
-        raise CheckpointError("no such run", where=str(path), then=then)
+        raise no_such_run(path)
     if path.is_dir():
         if RunDir(path).is_run():
             return RunDir(path)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from reconv.errors import ResourceError, RunLockedError, UsageError
+from reconv.errors import CheckpointError, ResourceError, RunLockedError, UsageError
 from reconv.io import read_limits
 from reconv.io.atomic import FileSystem, disk_errors
 from reconv.io.bounded import NotRegularFileError, NotTextError, TooLargeError, read_json_object
 from reconv.message import message
+from reconv.recipe.presets import nearest
 
 
 @message
@@ -148,6 +149,30 @@ def runs_in(folder: Path) -> list[RunDir]:
     """The started runs in a folder, newest first."""
     runs = (RunDir(folder / str(number)) for number in sorted(_numbers(folder), reverse=True))
     return [run for run in runs if run.is_run()]
+
+
+def no_such_run(path: Path) -> CheckpointError:
+    """The error for a path of a run that does not exist, with the run that was most likely meant."""
+    existing = [str(run.path) for recipe in sorted(Path("runs").glob("*/")) for run in runs_in(recipe)]
+    like = Path("runs") / path
+    close = str(like) if like.exists() else nearest(str(path), existing) or nearest(str(like), existing)
+    if close is not None:
+        hint = f"did you mean {close}?"
+    elif existing:
+        hint = f"use one of {', '.join(existing[:3])}{', ...' if len(existing) > 3 else ''}; reconv runs lists them"
+    else:
+        hint = "train first: reconv train quickstart"
+    return CheckpointError("no such run", where=str(path), then=hint)
+
+
+def check_run_exists(run: str) -> None:
+    """Raise if a run, checkpoint or weights file does not exist; addresses and published names are not looked up.
+
+    Commands call this before anything is imported that takes long.
+    """
+    path = Path(run)
+    if ":" not in run and not path.exists() and not path.with_name(f"{path.name}.index").exists():  # TensorFlow's
+        raise no_such_run(path)
 
 
 def _numbers(folder: Path) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reconv.data.dataset import Split
+
+
+_KINDS = ["packed", "folder", "tar", "tfrecord", "coco"]
 
 
 def _pair(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -43,16 +47,20 @@ def data() -> None:
 @click.argument("name", type=click.Choice(["cifar10", "cifar100", "coco2017"]))
 @click.argument("folder", type=click.Path(path_type=Path), envvar="DATA_DIR", default=Path("data"))
 @click.option("--base-url", metavar="URL", help="URL of a mirror, instead of the dataset's home page.")
+@click.option(
+    "--to", "kind", type=click.Choice(_KINDS), help="Convert it, too, to FOLDER/NAME-KIND; see reconv data convert."
+)
 @click.option("--quiet", is_flag=True, help="No progress bar.")
-def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
+def get(name: str, folder: Path, base_url: str | None, kind: str | None, quiet: bool) -> None:
     """Download NAME into FOLDER (default: $DATA_DIR, else data/), verify its checksum and unpack it.
 
-    Run the same command again to resume an interrupted download.
+    Run the same command again to continue after an interruption.
 
     \b
     Examples:
       reconv data get cifar10
       reconv data get coco2017 /data
+      reconv data get coco2017 /data --to tfrecord
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -68,6 +76,31 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
         downloaded = download_dataset(name, folder, progress=advance, base_url=base_url)
     status = "was already there" if downloaded.already_there else "is complete"
     print_line(f"{name} {status}: {downloaded.path}")
+    if kind is not None:
+        _convert_downloaded(downloaded.path, folder / f"{name}-{kind}", kind, quiet)
+
+
+def _convert_downloaded(source: Path, destination: Path, kind: str, quiet: bool) -> None:
+    """Convert a dataset that was downloaded, with the defaults of `data convert`."""
+    from reconv.data.boxes.annotations import DetectionDataset
+    from reconv.data.convert.convert import convert as write
+    from reconv.data.convert.convert import make_target
+    from reconv.data.convert.open_splits import open_splits
+    from reconv.data.convert.transcode import TranscodeOptions
+    from reconv.distributed.shared_work import joined_ranks
+    from reconv.machine import Machine, cores_per_process
+    from reconv.recipe.data_fields import DataConfig
+
+    datasets, root = open_splits(str(source), "auto", None, None, DataConfig())
+    has_boxes = any(isinstance(dataset, DetectionDataset) for dataset in datasets.values())
+    target = make_target(kind, TranscodeOptions(), None, None, has_boxes=has_boxes)
+    num_shards = {split: min(number, len(datasets[split])) for split, number in target.num_shards.items()}
+    target = replace(target, num_shards=num_shards)
+    with joined_ranks() as ranks, _progress(quiet or not ranks.is_rank0) as advance:
+        result = write(datasets, root, destination, target, cores_per_process(Machine(), 1), advance, ranks)
+    counts = ", ".join(f"{count:,} {split}" for split, count in result.num_samples.items())
+    status = "was already there" if result.already_there else "is complete"
+    print_line(f"{kind} data {status}: {destination} ({counts})")
 
 
 @data.command("index", cls=Command)
@@ -94,7 +127,7 @@ def index(folder: Path) -> None:
 @click.option(
     "--to",
     "kind",
-    type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]),
+    type=click.Choice(_KINDS),
     required=True,
     help="Format to write: packed is the fastest to read, coco and tfrecord keep boxes.",
 )

@@ -9,6 +9,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    check_run,
     emit_json,
     journal_of,
     json_option,
@@ -87,6 +88,7 @@ def eval_command(
       reconv eval runs/resnet50/1 --data flowers/ --split test
       reconv eval runs/resnet50/1/checkpoints/step-000450000 --data /imagenet --json scores.json
     """
+    check_run(run)
     from reconv.api import evaluate
     from reconv.io.work_journal import remove_journal
 

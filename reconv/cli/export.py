@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, print_line, print_note, trust_or_ask, weights_options
+from reconv.cli.options import (
+    Command,
+    check_run,
+    emit_json,
+    json_option,
+    print_line,
+    print_note,
+    trust_or_ask,
+    weights_options,
+)
 
 if TYPE_CHECKING:
     from reconv.api import ExportResult
@@ -59,6 +68,7 @@ def export(
       reconv export runs/resnet50/1 --to openvino --int8 --max-drop 0.5
       reconv export weights.safetensors --to onnx --images photos/ --out resnet50-onnx
     """
+    check_run(run)
     from reconv.api import export as export_run
 
     result = export_run(

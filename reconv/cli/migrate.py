@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 @click.option("--program", metavar="NAME", help="The program, where several have the same name, as in graphcore.")
 @click.option("--write", "recipe_file", metavar="FILE.yaml", type=click.Path(), help="Write the recipe to a file.")
 @click.option("--run", is_flag=True, help="Run the new command.")
+@click.option("--allow-differences", is_flag=True, help="With --run: also with flags that are not supported.")
 @json_option
-def migrate(command: str, program: str | None, recipe_file: str | None, run: bool, json_file: str | None) -> int:
+def migrate(
+    command: str,
+    program: str | None,
+    recipe_file: str | None,
+    run: bool,
+    allow_differences: bool,
+    json_file: str | None,
+) -> int:
     """Translate COMMAND, a command line of another program, to a recipe and a command of Reconv.
 
     COMMAND is the command line as you typed it, in single quotes, with `export`, `mpirun`, `docker run` and all; the
@@ -54,6 +62,8 @@ def migrate(command: str, program: str | None, recipe_file: str | None, run: boo
         emit_json(as_data(migration, machine, recipe_file), json_file)
     else:
         _print(migration, machine, recipe_file)
+    if run and not allow_differences:
+        _check_differences(migration)
     return _run(migration, words) if run else 0
 
 
@@ -114,6 +124,19 @@ def _print_section(title: str, lines: list[str]) -> None:
         print_line(f"{title}:", bold=True)
         for line in lines:
             print_line(f"  {line}")
+
+
+def _check_differences(migration: Migration) -> None:
+    """Refuse to run a command that computes something else than the one that was typed."""
+    from reconv.errors import UsageError
+
+    rows = [row for row in (*migration.rows, *migration.configured) if row.status == "not supported"]
+    different = [f"{row.typed} ({row.text})" for row in rows if row.changes_result]
+    if different:
+        raise UsageError(
+            "the new command would compute something else: " + "; ".join(different),
+            then="leave these flags out, or run it all the same with --allow-differences",
+        )
 
 
 def _run(migration: Migration, words: list[str]) -> int:

@@ -175,6 +175,13 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
     return "batch.size", size, "--batch-size"
 
 
+def check_run(run: str) -> None:
+    """Raise at once if RUN does not exist, before torch is imported."""
+    from reconv.checkpoint.run_dir import check_run_exists
+
+    check_run_exists(run)
+
+
 def trust_or_ask(trust_code: bool) -> TrustCode:
     """Whether to import the code of a run: as the option says, else a question if there is a terminal."""
     return trust_code or (_ask_for_trust if sys.stdin.isatty() and sys.stderr.isatty() else False)

@@ -11,6 +11,7 @@ import click
 from reconv.cli.options import (
     Command,
     backend_options,
+    check_run,
     emit_json,
     journal_of,
     json_option,
@@ -89,6 +90,7 @@ def predict(
       srun -N 10 reconv predict runs/resnet50/1 /photos --json /shared/predictions.json
       reconv predict runs/ssd-resnet34/1 street.jpg --save-images boxes/
     """
+    check_run(run)
     from reconv.inference.predict_in_ranks import PredictArgs, predict_in_ranks
     from reconv.io.work_journal import remove_journal
 

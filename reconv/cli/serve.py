@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Command, CommandFunction, backend_options, model_options, print_note, trust_or_ask
+from reconv.cli.options import (
+    Command,
+    CommandFunction,
+    backend_options,
+    check_run,
+    model_options,
+    print_note,
+    trust_or_ask,
+)
 from reconv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,6 +118,8 @@ def serve(
       reconv serve runs/resnet50/1 --processes 8 --max-batch 64
       reconv serve runs/resnet50/1 --follow --host 0.0.0.0 --token-file token.txt
     """
+    for run in runs:
+        check_run(run if "=" not in run else run.partition("=")[2])
     server = _import_server()
     limits = server.Limits(
         max_body_bytes=round(max_body_mb * 1e6),

@@ -30,6 +30,8 @@ from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
+_DRY_RUN_STEPS = 10
+
 
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
@@ -66,9 +68,11 @@ from reconv.errors import UsageError
 @stop_after_option
 @click.option(
     "--dry-run",
-    metavar="N",
+    metavar="[N]",
+    is_flag=False,
+    flag_value=_DRY_RUN_STEPS,
     type=click.IntRange(min=1),
-    help="Run N steps, report speed and memory, keep nothing.",
+    help=f"Run N steps ({_DRY_RUN_STEPS}), report speed and memory, keep nothing.",
 )
 @click.option("--compile-only", is_flag=True, help="Build and compile the model; train and keep nothing.")
 @click.option("--trust-code", is_flag=True, help="Import the code that a teacher's run or the weights of --init name.")

@@ -75,9 +75,9 @@ def trace_block(module: nn.Module) -> BlockGraph | None:
     result = nodes[-1].args[0]
     if len(inputs) != 1 or not isinstance(result, fx.Node):
         return None
-    found = _match(module, inputs[0], result)
-    num_matched = 0 if found is None else _num_nodes(found)
-    return found if num_matched == len(nodes) - 2 else None  # all of them, except input and output
+    match = _match(module, inputs[0], result)
+    num_matched = 0 if match is None else _num_nodes(match)
+    return match if num_matched == len(nodes) - 2 else None  # all of them, except input and output
 
 
 def block_facts(module: nn.Module) -> Facts:
@@ -155,10 +155,10 @@ def _names_before(node: fx.Node) -> tuple[tuple[str, ...], fx.Node]:
     names: list[str] = []
     while node.op == "call_module" and len(node.args) == 1 and not node.kwargs and len(node.users) == 1:
         names.insert(0, str(node.target))
-        given: Any = node.args[0]
-        if not hasattr(given, "op"):
+        arguments: Any = node.args[0]
+        if not hasattr(arguments, "op"):
             break
-        node = given
+        node = arguments
     return tuple(names), node
 
 
@@ -179,9 +179,9 @@ def _is_mean(node: fx.Node, x: fx.Node) -> bool:
         return node.args[1:] in ((1,), ((1, 1),)) and not node.kwargs
     if (node.op, node.target) not in (("call_method", "mean"), ("call_function", torch.mean)):
         return False
-    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
-    axes: Any = given.pop("dim", ())
-    return tuple(axes if isinstance(axes, list | tuple) else ()) in _IMAGE_AXES and given == {"keepdim": True}
+    arguments = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | dict(node.kwargs)
+    axes: Any = arguments.pop("dim", ())
+    return tuple(axes if isinstance(axes, list | tuple) else ()) in _IMAGE_AXES and arguments == {"keepdim": True}
 
 
 def _changes_input(module: nn.Module) -> bool:

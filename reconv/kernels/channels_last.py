@@ -90,10 +90,10 @@ class ChannelRows:
     def splits(self, config: LaunchConfig) -> int:
         """Programs that share a block of channels of a group, with nearly equal numbers of tiles."""
         tiles = self.num_tiles(config)
-        wanted = max(1, tiles // _TILES_PER_PROGRAM)
+        num_programs = max(1, tiles // _TILES_PER_PROGRAM)
         if config.programs_per_sm is not None:
-            wanted = max(1, config.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
-        tiles_each = -(-tiles // min(wanted, tiles))
+            num_programs = max(1, config.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
+        tiles_each = -(-tiles // min(num_programs, tiles))
         return min(-(-tiles // tiles_each), MAX_GRID_YZ)
 
     def grid(self, config: LaunchConfig) -> tuple[int, int, int]:
@@ -104,8 +104,8 @@ class ChannelRows:
         """The launch grid of kernels with tiles of their own: blocks of channels, splits of the rows with nearly equal
         numbers of tiles, groups."""
         tiles = -(-self.largest_group // tile_rows)
-        wanted = max(1, programs_per_sm * self.num_sms // (num_blocks * self.num_groups))
-        tiles_each = -(-tiles // min(wanted, tiles, MAX_GRID_YZ))
+        num_programs = max(1, programs_per_sm * self.num_sms // (num_blocks * self.num_groups))
+        tiles_each = -(-tiles // min(num_programs, tiles, MAX_GRID_YZ))
         return num_blocks, -(-tiles // tiles_each), self.num_groups
 
     def stages(self, config: LaunchConfig, *tiles: Tensor) -> int:
@@ -130,16 +130,16 @@ def _device_limits(device: torch.device) -> tuple[int, int]:
     """The number of SMs of a device, and the shared memory available to a program beside its sums."""
     if device.type != "cuda":
         return _INTERPRETED_SMS, _INTERPRETED_SHARED_BYTES
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the second property
-    return found.multi_processor_count, found.shared_memory_per_block_optin - _SUMS_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the second property
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin - _SUMS_BYTES
 
 
 def split_tiles(
     x: Tensor, groups: Sequence[int], num_tiles: int, programs_per_sm: int, num_blocks: int
 ) -> tuple[int, int]:
     """Programs that share a group's tiles, of which the largest group has `num_tiles`, and how many each has."""
-    wanted = max(1, programs_per_sm * channel_rows(x, groups).num_sms // (num_blocks * len(groups)))
-    tiles = -(-num_tiles // min(wanted, num_tiles, MAX_GRID_YZ))
+    num_programs = max(1, programs_per_sm * channel_rows(x, groups).num_sms // (num_blocks * len(groups)))
+    tiles = -(-num_tiles // min(num_programs, num_tiles, MAX_GRID_YZ))
     return -(-num_tiles // tiles), tiles
 
 

@@ -39,9 +39,9 @@ class DeferredGradient:
         """What was set, once; None if the convolution gets an ordinary gradient."""
         if self.norm is None or self.sums is None or self.slope_sums is None:
             return None
-        found = self.norm, self.sums, self.slope_sums
+        deferred = self.norm, self.sums, self.slope_sums
         self.norm = self.sums = self.slope_sums = None
-        return found
+        return deferred
 
 
 @dataclass(frozen=True, slots=True)

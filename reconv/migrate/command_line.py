@@ -24,6 +24,8 @@ _TYPESET = re.compile(r"[\u2010-\u2015\u2212]|[\u201c\u201d\u2018\u2019]")  # da
 _UNFILLED = re.compile(
     r"<[^<>]+>|^\[[A-Za-z][^\[\],]*\]$|\$\([^)]*\)|`[^`]*`|\$\{?[A-Za-z_0-9@*]+|[A-Z0-9]+\|[A-Z0-9|]+|\b[Yy]our_\w+|\b[Pp]ath[-_]to\b|[Xx]{3}[.,][Xx]{3}"
 )
+KEYWORDS = ("do", "then", "else", "{", "!", "$", "%", "#")  # before a command: of the shell, and prompts
+_BLOCK_STARTS, _BLOCK_ENDS = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 MAX_CHARACTERS = 200_000
 _MAX_SHOWN = 200  # characters of a word in a message
 
@@ -36,25 +38,29 @@ class SimpleCommand:
     words: list[str] = field(default_factory=list)
     redirections: list[str] = field(default_factory=list)
     operator: str = ""  # what follows it: && || ; | &; empty: a line break or nothing
+    is_conditional: bool = False  # inside if, for or case, or after a test: it may not run, or run several times
 
 
-def split_commands(text: str) -> list[SimpleCommand]:
+def split_commands(text: str, variables: dict[str, str] | None = None) -> list[SimpleCommand]:
     """The commands of a text; raises UsageError where a quote is not closed.
 
     A line that begins with an option continues the line before, as in a command that was wrapped without backslashes.
+    `variables` are known before the text, and get what it assigns.
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"the command has {len(text):,} characters", why=f"the limit is {MAX_CHARACTERS:,}")
-    variables: dict[str, str] = {}
+    variables = {} if variables is None else variables
     commands: list[SimpleCommand] = []
     current = SimpleCommand()
     redirects = False
+    grown = 0  # characters that variables have added
+    blocks = 0  # of if, for, while, until and case that are open
     for kind, token in _tokens(re.sub(r"\\[ \t]*\r?\n", "\\\\\n", text).replace("\r\n", "\n")):
         if kind == "operator":
             current.operator = token.strip()
             if current.words or current.assignments or current.redirections:
                 commands.append(current)
-            current, redirects = SimpleCommand(), False
+            current, redirects = SimpleCommand(is_conditional=blocks > 0 or _may_be_skipped(current)), False
         elif kind == "redirection":
             current.redirections.append(token)
             redirects = re.search(r"&[0-9-]$", token) is None
@@ -62,16 +68,30 @@ def split_commands(text: str) -> list[SimpleCommand]:
             current.redirections[-1] += f" {token}"
             redirects = False
         else:
-            if current == SimpleCommand() and commands and not commands[-1].operator and _OPTION.match(token):
+            is_empty = not (current.words or current.assignments or current.redirections)
+            if is_empty and commands and not commands[-1].operator and _OPTION.match(token):
                 current = commands.pop()
-            _add_word(current, token, kind, variables)
+            if not current.words and kind == "bare":
+                blocks = max(0, blocks + (token in _BLOCK_STARTS) - (token in _BLOCK_ENDS))
+                current.is_conditional = current.is_conditional or blocks > 0
+            grown += _add_word(current, token, kind, variables)
+            if grown > MAX_CHARACTERS:
+                raise _too_long(token)
     if current.words or current.assignments or current.redirections:
         commands.append(current)
     return commands
 
 
-def _add_word(command: SimpleCommand, token: str, kind: str, variables: dict[str, str]) -> None:
-    """Add a word, or an assignment before the first word or after `export`."""
+def _may_be_skipped(before: SimpleCommand) -> bool:
+    """Whether the command after this one may not run."""
+    if before.operator == "||":
+        return True
+    is_test = bool(before.words) and before.words[0] in ("[", "[[", "test")
+    return before.operator == "&&" and (is_test or before.is_conditional)
+
+
+def _add_word(command: SimpleCommand, token: str, kind: str, variables: dict[str, str]) -> int:
+    """Add a word, or an assignment before the first word or after `export`; returns how much longer it got."""
     exports = bool(command.words) and command.words[0] in ("export", "declare", "local", "setenv", "set")
     text = expand(token, variables)
     if _TYPESET.match(text):
@@ -80,26 +100,48 @@ def _add_word(command: SimpleCommand, token: str, kind: str, variables: dict[str
             why=f"{text[0]!r} is not the character that a shell knows",
             then='type dashes and quotes as - and "',
         )
-    if kind != "quoted" and (not command.words or exports) and _ASSIGNMENT.match(token):
+    if "for" in command.words[-1:] or "read" in command.words[-2:]:
+        variables.pop(token, None)  # their values are not known
+    is_first = all(word in KEYWORDS for word in command.words)
+    if kind != "quoted" and (is_first or exports) and _ASSIGNMENT.match(token):
         name, _, value = text.partition("=")
-        variables[name] = value
+        if command.is_conditional:
+            variables.pop(name, None)  # its value is not known: references to it have to be filled in
+        else:
+            variables[name] = value
         command.assignments.append((name, value))
     elif kind == "bare" and text != token:  # a shell splits the value of a variable that is not quoted
         command.words += text.split()
     elif text:
         command.words.append(text)
+    return len(text) - len(token)
 
 
 def expand(text: str, variables: dict[str, str]) -> str:
-    """The text with the variables that are known; `${NAME:-default}` is the default of one that is not."""
+    """The text with the variables that are known; `${NAME:-default}` is the default of one that is not.
 
-    def value(match: re.Match[str]) -> str:
+    Raises UsageError where it gets too long: each `A=$A$A` doubles it.
+    """
+    parts: list[str] = []
+    position = length = 0
+    for match in _VARIABLE.finditer(text):
         name, default, plain = match.groups()
-        if (name or plain) in variables:
-            return variables[name or plain]
-        return match[0] if default is None else default
+        known = variables.get(name or plain)
+        value = known if known is not None else match[0] if default is None else default
+        parts += [text[position : match.start()], value]
+        position = match.end()
+        length += len(parts[-2]) + len(value)
+        if length > MAX_CHARACTERS:
+            raise _too_long(text)
+    return "".join(parts) + text[position:]
 
-    return _VARIABLE.sub(value, text)
+
+def _too_long(text: str) -> UsageError:
+    return UsageError(
+        f"with {shorten(text)} the command has more than {MAX_CHARACTERS:,} characters",
+        why="variables are replaced by their values, which contain other variables",
+        then="write the values into the command",
+    )
 
 
 def unfilled(text: str) -> str | None:

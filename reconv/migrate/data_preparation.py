@@ -66,6 +66,8 @@ _STATIC = "generate_static_dataset.py"
 def shell_row(words: Sequence[str]) -> Row | None:
     """The row of a shell command that is about files or the shell; None: another command."""
     head, shown = words[0], " ".join(words)
+    if head in ("bash", "sh", "zsh") and all(word.startswith("-") for word in words[1:]):
+        return Row("shell", shown, "no effect", "runs what another command prints, which is not read here")
     if head in _SHELL:
         return Row("data", shown, "no effect", f"nothing to do: {_SHELL[head]}")
     if head in _NOTHING:
@@ -98,7 +100,7 @@ def data_command(script: str, words: Sequence[str]) -> tuple[Action, list[Row], 
         folder = words[0] if words else "DATA"
         rows = [Row(name, word, "renamed", "the folder of the data") for word in words[:1]]
         rows += [Row(name, word, "no effect", "takes one folder") for word in words[1:]]
-        return Action("data get", ["coco2017", folder], [], False), rows, []
+        return Action("data get", ["coco2017", folder], [("--to", "tfrecord")], False), rows, []
     if name == "download_dataset.sh":
         rows = [Row(name, word, "no effect", _ARCHIVES) for word in words]
         action = Action("data convert", ["ARCHIVES", "IMAGENET"], [("--to", "folder")], False)

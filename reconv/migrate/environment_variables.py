@@ -15,10 +15,15 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     (r"DATA_DIR", "is read here, too, if --data is not given"),
     (r"NCCL_\w+|GLOO_\w+|UCX_\w+", "is read by the library, here, too"),
     (r"HCCL_\w+|HCL_\w+|SOCKET_NTHREADS|HLS_\w+", "is read by Gaudi's library, with --device hpu"),
+    (r"FORCE_HABANA_IMAGENET_LOADER_FALLBACK", "chooses Gaudi's loader; data.backend decides here, for equal images"),
     (r"PT_HPU_\w+|PT_ENABLE_\w+|LOG_LEVEL_\w+|HABANA_\w+|GC_KERNEL_PATH|MAX_WAIT_ATTEMPTS", "is for Gaudi's software"),
     (r"POPLAR_\w+|TF_POPLAR_FLAGS|IPUOF_\w+|POPART_\w+|POPTORCH_\w+", "is for Graphcore's software"),
     (r"TF_\w+|XLA_FLAGS|HOROVOD_\w+", "is for TensorFlow"),
-    (r"LD_PRELOAD|LD_LIBRARY_PATH|PATH|PYTHONPATH|MPI_ROOT|PYTHON|VIRTUAL_ENV", "is about their installation"),
+    (
+        r"LD_PRELOAD",
+        "preloads a library, as jemalloc; set it before the new command if you want it: the result is equal",
+    ),
+    (r"LD_LIBRARY_PATH|PATH|PYTHONPATH|MPI_ROOT|PYTHON|VIRTUAL_ENV", "is about their installation"),
     (r"WANDB_\w+|MLFLOW_\w+", "is read by the logger, here, too"),
     (
         r"PYTHONUNBUFFERED|PYTHONHASHSEED|KMP_\w+|MALLOC_\w+|TCMALLOC_\w+",

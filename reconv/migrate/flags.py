@@ -37,6 +37,7 @@ class Flag:
     run: str = ""
     none: str = ""
     missing: str = ""
+    changes_result: bool = True  # whether leaving out a `missing` one changes what is computed
 
     @property
     def name(self) -> str:

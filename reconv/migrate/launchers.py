@@ -34,7 +34,7 @@ class Launch:
     names: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     to_fill: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)  # HOST:INSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +279,7 @@ def _strip_launcher(launcher: Launcher, words: Sequence[str], launch: Launch) ->
     launch.num_processes *= max(1, processes)
     launch.num_hosts = max(launch.num_hosts, num_hosts)
     launch.names.append(launcher.name)
+    launch.mounts += [item.value for item in parsed.typed if item.text.startswith("--container-mounts")]
     launch.rows += [_row(launcher.name, item, values) for item in parsed.typed]
     for item in parsed.typed:
         part = item.unfilled or (unfilled(item.value) if isinstance(item.value, str) else None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from itertools import product, zip_longest
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,12 +15,13 @@ from pydantic import ValidationError
 
 from reconv.errors import UsageError
 from reconv.migrate.closest_preset import PresetMatch, closest_preset
-from reconv.migrate.command_line import SimpleCommand, shorten, split_commands, unfilled
+from reconv.migrate.command_line import KEYWORDS, SimpleCommand, shorten, split_commands, unfilled
+from reconv.migrate.containers import Container
 from reconv.migrate.data_preparation import data_command, is_data_script, shell_row
 from reconv.migrate.environment_variables import variable_row
 from reconv.migrate.flags import ParsedWords
 from reconv.migrate.launchers import LAUNCHERS, Launch, launcher_rows, strip_launchers
-from reconv.migrate.programs import find_by_flags, find_program, program_named
+from reconv.migrate.programs import UnknownProgramError, find_by_flags, find_program, program_named, related_program
 from reconv.migrate.programs.nvidia_launch import script_command
 from reconv.migrate.programs.program import Program
 from reconv.migrate.translation import Action, Row, Setting, Translation, determines_result, is_of_network
@@ -28,10 +30,12 @@ from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
-_KEYWORDS = ("do", "then", "else", "{", "!", "$", "%", "#")  # of the shell, and prompts
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MAX_SCRIPTS = 64
 _INITIAL = ("conv_init", "linear_init", "zero_gamma")  # options of networks that trained weights do not need
+_PATH_OPTIONS = ("--data", "--out", "--json")
+_PATH_VERBS = ("eval", "resume", "predict", "export", "average", "data convert", "data get", "data show", "bench infer")
+_PATH_FIELDS = ("model.init",)
 _RECIPE_VERBS = ("train", "bench train", "bench infer", "bench data", "data show")
 
 
@@ -60,6 +64,10 @@ class Migration:
     is_fragment: bool = False  # flags alone, without a program
     wanted: Recipe | None = None
     hint: str = ""  # a name of theirs that decides among presets that are equal
+    environment: dict[str, str] = field(default_factory=dict)  # variables with a value that is certain
+    variables: dict[str, str] = field(default_factory=dict)  # the same, as the text is read
+    container: Container = field(default_factory=Container)
+    skipped: UsageError | None = None  # of the first command that starts nothing known
 
     @property
     def defaults(self) -> list[Setting]:
@@ -73,10 +81,12 @@ def migrate_command(text: str, program: str | None = None) -> Migration:
     Raises UsageError for a flag that is not known, a value that its program refuses, or a program that is not known.
     """
     result = Migration(text)
-    commands = split_commands(text)
+    commands = split_commands(text, result.variables)
     if not commands:
         raise UsageError("there is no command", then="for example: reconv migrate 'python main.py --arch resnet50 DIR'")
     started = _add_commands(result, commands, text, program)
+    if not started and result.skipped is not None:
+        raise result.skipped
     if not started and not any(row.source == "data" for row in result.rows):
         raise UsageError(
             "the text starts no program that can be migrated",
@@ -88,7 +98,43 @@ def migrate_command(text: str, program: str | None = None) -> Migration:
         result.notes.append(
             "--data takes ImageNet as unpacked, as TFRecords, or packed; reconv data convert repacks it"
         )
+    if result.container.is_used:
+        _use_host_paths(result)
     return result
+
+
+def _use_host_paths(result: Migration) -> None:
+    """Replace paths inside a container by the paths of this machine that are mounted there."""
+
+    moved: dict[str, str] = {}
+
+    def on_host(path: str) -> str:
+        is_placeholder = unfilled(path) is not None or path in ("DATA", "RUN", "WEIGHTS")
+        is_name = ":" in path.partition("/")[0]  # torchvision:resnet50, s3://...
+        if is_placeholder or is_name:
+            return path
+        moved[path] = result.container.on_host(path, ask)
+        return moved[path]
+
+    def ask(path: str, why: str) -> None:
+        result.to_fill.append((path, why))
+
+    action = result.action
+    action.options = [
+        (name, on_host(value) if name in _PATH_OPTIONS and value else value) for name, value in action.options
+    ]
+    if action.verb in _PATH_VERBS:
+        action.arguments = [on_host(argument) for argument in action.arguments]
+    for name in _PATH_FIELDS:
+        setting = result.settings.get(name)
+        if setting is not None and isinstance(setting.value, str):
+            result.settings[name] = replace(setting, value=on_host(setting.value))
+    result.rows = [
+        replace(row, text=row.text.removesuffix(path) + moved[path])
+        if (path := row.text.rpartition(" ")[2]) in moved
+        else row
+        for row in result.rows
+    ]
 
 
 def _add_commands(
@@ -103,15 +149,42 @@ def _add_commands(
             )
             result.rows.append(row)
         else:
-            started = _add_command(result, command, text, name, started) or started
+            started = _add_or_skip(result, command, text, name, started, len(commands) > 1) or started
         operator = command.operator
     return started
+
+
+def _add_or_skip(
+    result: Migration, command: SimpleCommand, text: str, name: str | None, started: bool, may_skip: bool
+) -> bool:
+    """Add one simple command, or name it as one that is not read here; whether it started a program."""
+    num_rows, num_to_fill = len(result.rows), len(result.to_fill)
+    try:
+        is_start = _add_command(result, command, text, name, started)
+    except UnknownProgramError as error:
+        if not may_skip:
+            raise
+        result.skipped = result.skipped or error
+        del result.rows[num_rows:], result.to_fill[num_to_fill:]
+        result.launch = Launch()
+        shown = shorten(" ".join(command.words))
+        result.rows.append(Row("shell", shown, "no effect", "is no program that can be migrated: it is not read"))
+        return False
+    if is_start and command.is_conditional:
+        result.notes.append("the command stands inside if, for or case: it is migrated once, with what is certain")
+    return is_start
 
 
 def _add_command(result: Migration, command: SimpleCommand, text: str, name: str | None, started: bool) -> bool:
     """Add one simple command to the result; whether it started a program."""
     for variable, value in command.assignments:
-        _is_assignment(result, f"{variable}={value}", text)
+        if command.is_conditional:
+            why = "may not be set, or change: it stands inside if, for or case"
+            result.rows.append(Row("environment", f"{variable}={value}", "no effect", why))
+        else:
+            _is_assignment(result, f"{variable}={value}", text)
+        if not command.is_conditional and unfilled(value) is None:
+            result.environment[variable] = value
     result.rows += [
         Row("shell", redirection, "no effect", "redirect the new command in the same way")
         for redirection in command.redirections
@@ -125,7 +198,12 @@ def _add_command(result: Migration, command: SimpleCommand, text: str, name: str
         result.rows.append(Row("shell", " ".join(wrapped.prefix), "no effect", wrapped.why))
         for word in wrapped.prefix:
             _is_assignment(result, word, text)
-        inner = split_commands(wrapped.text) if wrapped.text is not None else [SimpleCommand(words=[*wrapped.words])]
+        result.container.enter(wrapped.prefix)
+        inner = (
+            split_commands(wrapped.text, result.variables)
+            if wrapped.text is not None
+            else [SimpleCommand(words=[*wrapped.words])]
+        )
         return _add_commands(result, inner, text, name, started)
     row = shell_row(words)
     if row is not None:
@@ -133,7 +211,7 @@ def _add_command(result: Migration, command: SimpleCommand, text: str, name: str
         return False
     if started:
         shown = " ".join(words)
-        result.rows.append(Row("shell", shown, "not supported", "is a second program: migrate it on its own"))
+        result.rows.append(Row("shell", shown, "not supported", "is a second program: migrate it on its own", False))
         return False
     if words[0].startswith("-"):
         _add_fragment(result, words, name)
@@ -144,7 +222,7 @@ def _add_command(result: Migration, command: SimpleCommand, text: str, name: str
 
 def _without_keywords(result: Migration, words: list[str], text: str) -> list[str]:
     """The words after a keyword of the shell or a prompt, and after assignments that follow it."""
-    if len(words) > 1 and words[0] in _KEYWORDS:
+    if len(words) > 1 and words[0] in KEYWORDS:
         words = words[1:]
         while words and _is_assignment(result, words[0], text):
             words = words[1:]
@@ -165,8 +243,13 @@ def _add_program(result: Migration, words: Sequence[str], name: str | None) -> N
     rest = strip_launchers(words, result.launch)
     result.rows += result.launch.rows
     result.to_fill += result.launch.to_fill
+    for mount in result.launch.mounts:
+        result.container.is_used = True
+        result.container.mount(mount)
     if not rest:
-        raise UsageError("the command starts no program", why=" ".join(words), then="add the script and its flags")
+        raise UnknownProgramError(
+            "the command starts no program", why=" ".join(words), then="add the script and its flags"
+        )
     script = rest[0]
     if _BRACES.search(script) and script.endswith(".sh"):
         _add_script_pattern(result, script, rest[1:], name)
@@ -194,7 +277,7 @@ def _add_program(result: Migration, words: Sequence[str], name: str | None) -> N
         return
     others: list[Program] = []
     if name:
-        program = program_named(name)
+        program = related_program(name, script, rest[1:])
     else:
         program, others = find_program(script, rest[1:], result.launch.names)
     if others:
@@ -263,8 +346,11 @@ def _translate(result: Migration, program: Program, words: Sequence[str], typed_
         return
     configured = [] if program.configure is None else program.configure(parsed)
     t = Translation(program.script, program.flags, [*configured, *parsed.typed], result.launch.num_processes)
+    t.environment = result.environment
     program.translate(t, parsed.positional)
-    _keep_long_warmup(t)
+    if t.data_variable:
+        result.rows = [_read_variable(row, t.data_variable) for row in result.rows]
+    _cut_long_warmup(t)
     if typed_by_user:
         result.rows += t.rows()
     else:
@@ -285,8 +371,8 @@ def _translate(result: Migration, program: Program, words: Sequence[str], typed_
     ]
 
 
-def _keep_long_warmup(t: Translation) -> None:
-    """A run that ends during warm-up: the recipe is as long as warm-up, and the command ends earlier."""
+def _cut_long_warmup(t: Translation) -> None:
+    """A run that ends during warm-up: a line to W steps, cut after L, is a line over L steps to L/W of the rate."""
     warmup, length = t.settings.get("schedule.warmup"), t.settings.get("length")
     if warmup is None or length is None:
         return
@@ -294,17 +380,32 @@ def _keep_long_warmup(t: Translation) -> None:
         whole, planned = Duration.parse(warmup.value), Duration.parse(length.value)
     except ValueError:
         return  # `wanted_recipe` refuses the value
-    if whole.unit != "ep" or planned.unit != "ep" or whole.value <= planned.value:
+    if whole.unit != planned.unit or whole.value <= planned.value or planned.value <= 0:
         return
-    t.set("length", warmup.value, *length.flags)
-    if t.action.verb != "train":
-        return
-    if not any(name == "--stop-after" for name, _ in t.action.options):
-        t.option("--stop-after", length.value)
+    share = planned.exact / whole.exact
+    for name in ("schedule.lr", "schedule.end_lr", "schedule.milestone_lrs"):
+        if (setting := t.settings.get(name)) is not None:
+            t.settings[name] = replace(setting, value=_scaled(setting.value, share), flags=_joined(setting, warmup))
+    t.settings["schedule.warmup"] = replace(warmup, value=length.value, flags=_joined(warmup, length))
     t.notes.append(
-        f"the run of {length.value} ends within the warm-up of {warmup.value}, as theirs does: the recipe has "
-        f"{warmup.value}, and --stop-after ends it early"
+        f"the run of {length.value} ends within the warm-up of {warmup.value}, as theirs does: the rate rises along "
+        f"the same line, to {float(share):.4g} of its peak"
     )
+
+
+def _read_variable(row: Row, name: str) -> Row:
+    """The row of a variable whose value the new command has."""
+    is_it = row.source == "environment" and row.typed.startswith(f"{name}=")
+    return replace(row, status="renamed", text=f"--data {row.typed.partition('=')[2]}") if is_it else row
+
+
+def _scaled(rate: Any, share: Fraction) -> Any:
+    return [_scaled(item, share) for item in rate] if isinstance(rate, list) else float(Fraction(rate) * share)
+
+
+def _joined(first: Setting, second: Setting) -> tuple[str, ...]:
+    """The flags that both settings follow from."""
+    return tuple(dict.fromkeys((*first.flags, *second.flags)))
 
 
 _HELP = ("--help", "-h", "--helpfull", "--helpshort", "-?")

@@ -42,6 +42,7 @@ class Row:
     typed: str
     status: Status
     text: str
+    changes_result: bool = True  # of one that is not supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,11 @@ class Translation:
         self.action = Action()
         self.hint = ""  # a name of theirs that decides among presets that are equal
         self.notes: list[str] = []
+        self.environment: Mapping[str, str] = {}
+        self.data_variable = ""  # the variable that the data's path was taken from
         self.to_fill: list[tuple[str, str]] = []
         self._outcomes: dict[str, tuple[Status, str]] = {}
+        self._aside: set[str] = set()  # keys of flags that are not supported and leave the result alone
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -119,15 +123,21 @@ class Translation:
                 self._outcomes.setdefault(key, ("no effect", f"{decides} decides"))
         self.settings[name] = Setting(name, value, keys, bool(typed), origin)
 
+    def always(self, name: str, value: Any, why: str) -> None:
+        """Set a field to what the program does without any flag, although only speed or logs depend on it."""
+        self.settings[name] = Setting(name, value, (), True, why)
+
     def option(self, name: str, value: str | None, *keys: str) -> None:
         """Give the new command an option."""
         self.action.options.append((name, value))
         for key in keys:
             self.explain(key, *_option_outcome(key, name, value))
 
-    def explain(self, key: str, status: Status, text: str) -> None:
-        """Say what becomes of a flag that sets no field."""
+    def explain(self, key: str, status: Status, text: str, *, changes_result: bool = True) -> None:
+        """Say what becomes of a flag that sets no field; `changes_result`: whether leaving it out does."""
         self._outcomes[key] = (status, text)
+        if not changes_result:
+            self._aside.add(key)
 
     def data(self, path: str, *keys: str) -> None:
         """Read the data at this path; without flags it was a positional argument."""
@@ -167,12 +177,16 @@ class Translation:
                 text = "it is given again later, and the last one counts"
                 rows.append(Row(self.program, found.text, "no effect", text))
             else:
-                rows.append(Row(self.program, found.text, *self.outcome(found)))
+                rows.append(self._row(self.program, found))
         return rows + self._positional_rows
 
     def configured_rows(self) -> list[Row]:
         """One row for each value of a configuration that the command names."""
-        return [Row(found.origin, found.text, *self.outcome(found)) for found in self.typed.values() if found.origin]
+        return [self._row(found.origin, found) for found in self.typed.values() if found.origin]
+
+    def _row(self, source: str, found: Typed) -> Row:
+        changes_result = found.flag.key not in self._aside and found.flag.changes_result
+        return Row(source, found.text, *self.outcome(found), changes_result)
 
     def outcome(self, found: Typed) -> tuple[Status, str]:
         """What became of a typed flag."""
@@ -214,7 +228,8 @@ def show_value(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, float):
-        return f"{value:.12g}"
+        text = f"{value:.12g}"
+        return text if float(text) == value else repr(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(show_value, value)) + "]"
     if isinstance(value, Mapping):

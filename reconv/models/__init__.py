@@ -96,13 +96,23 @@ def _attribute_docstrings(kind: type) -> dict[str, str]:
     return found
 
 
-def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:
-    """The network, initialized from a seed; `init_weights` initializes it again."""
+def build_model(
+    name: str,
+    num_classes: int = 1000,
+    *,
+    seed: int = 0,
+    image_shape: tuple[int, int, int] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The network, initialized from a seed; `init_weights` initializes it again.
+
+    `image_shape` (channels, height, width) is for custom networks with lazy modules, which get their sizes from it.
+    """
     package, _, foreign_name = name.partition(":")
     if package in zoo.PACKAGES and foreign_name:
         return zoo.build_external(package, foreign_name, num_classes, options, seed)
     if is_import_path(name):
-        return zoo.build_custom(name, num_classes, options, seed)
+        return zoo.build_custom(name, num_classes, options, seed, image_shape)
     with SkipInit():
         model = model_spec(name, num_classes, **options).build()
     if next(model.parameters()).device.type != "meta":  # no values there, and sampling would import torch's compiler

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import parameter as parameters
 
 from reconv import random as keys
 from reconv.custom_code import accepts, check_arguments, code_errors, load_object
@@ -39,6 +40,7 @@ class ExternalModel:
     where: str  # its name in the recipe
     create: Callable[[], nn.Module]
     num_classes: int | None = None  # of a package's classifier; None: a network of the user
+    image_shape: tuple[int, int, int] | None = None  # gives the lazy modules of a user's network their sizes
 
 
 def build_external(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
@@ -57,23 +59,29 @@ def build_external(package: str, name: str, num_classes: int, options: Mapping[s
     return _create(ExternalModel(f"{package}:{name}", partial(create, name, **arguments), num_classes), seed)
 
 
-def build_custom(path: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+def build_custom(
+    path: str,
+    num_classes: int,
+    options: Mapping[str, Any],
+    seed: int,
+    image_shape: tuple[int, int, int] | None = None,
+) -> nn.Module:
     """The network that an import path names: a module class, a function that builds one, or a module from Python.
 
     Classes and functions are called with `num_classes`, the options and, if they take it, `in_channels`. A module
-    keeps its weights.
+    keeps its weights. Lazy modules (`nn.LazyConv2d`) are initialized by a batch of black images of `image_shape`.
     """
     make = load_object(path)
     if isinstance(make, nn.Module):
         if set(options) - {"in_channels"}:
             raise UsageError(f"{path} is a finished module and takes no options", then="leave model.options out")
-        return _create(ExternalModel(path, partial(copy.deepcopy, make)), seed)
+        return _create(ExternalModel(path, partial(_copy_module, make), image_shape=image_shape), seed)
     if not callable(make):
         raise UsageError(f"{path} is not a network", why=f"it is {make!r}", then="name a module class or a function")
     kept = {name: value for name, value in options.items() if name != "in_channels" or accepts(make, name)}
     arguments = {"num_classes": num_classes, **kept}
     check_arguments(make, arguments, path)
-    return _create(ExternalModel(path, partial(make, **arguments)), seed)
+    return _create(ExternalModel(path, partial(make, **arguments), image_shape=image_shape), seed)
 
 
 def reinit_external(model: nn.Module, seed: int) -> bool:
@@ -161,9 +169,50 @@ def _create_on(device: torch.device, origin: ExternalModel, seed: int) -> nn.Mod
             ) from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"{origin.where} returns a {type(model).__name__}, not a torch.nn.Module")
+        if is_lazy(model):
+            _initialize_lazy_modules(model, origin)
         replace_layers(model, origin.where)
     object.__setattr__(model, _ORIGIN, origin)
     return model
+
+
+def _copy_module(module: nn.Module) -> nn.Module:
+    """A copy of a module, whose lazy modules may not be initialized yet; torch cannot copy their buffers."""
+    memo: dict[int, Any] = {
+        id(buffer): parameters.UninitializedBuffer(device=buffer.data.device, dtype=buffer.data.dtype)  # type: ignore[call-arg]
+        for buffer in module.buffers()
+        if parameters.is_lazy(buffer)
+    }
+    return copy.deepcopy(module, memo)
+
+
+def is_lazy(model: nn.Module) -> bool:
+    """Whether a network has parameters or buffers whose shapes are not known yet."""
+    return any(parameters.is_lazy(value) for value in (*model.parameters(), *model.buffers()))
+
+
+def _initialize_lazy_modules(model: nn.Module, origin: ExternalModel) -> None:
+    """Give lazy modules their sizes by a forward pass; those of batch norms are not changed by it."""
+    if origin.image_shape is None:
+        raise UsageError(
+            f"{origin.where} has lazy modules, and the size of the images is not known here",
+            then="use modules with sizes, such as nn.Conv2d instead of nn.LazyConv2d",
+        )
+    was_training = model.training
+    with torch.no_grad(), code_errors(f"the forward pass of {origin.where}, which initializes its lazy modules,"):
+        model.eval()(torch.zeros(2, *origin.image_shape))
+    model.train(was_training)
+    left = [
+        name
+        for name, module in model.named_modules()
+        if any(parameters.is_lazy(value) for value in module.parameters(recurse=False))
+    ]
+    if left:
+        raise UsageError(
+            f"{origin.where} has lazy modules that its forward pass does not use: {', '.join(left)}",
+            why="their sizes follow from what they are called with",
+            then="remove them, or use modules with sizes",
+        )
 
 
 def import_package(package: str) -> ModuleType:

@@ -23,10 +23,20 @@ from reconv.optim.vendor_sgd import SGDClass, VendorSGD
 if TYPE_CHECKING:
     from reconv.recipe.optimizer_fields import OptimizerConfig
 
+LOSS_PREFIX = "loss:"
 
-def optimizer_groups(section: OptimizerConfig, model: nn.Module) -> DecayGroups:
-    """The trainable parameters in the decay groups of a recipe's optimizer."""
-    return decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
+
+def optimizer_groups(section: OptimizerConfig, model: nn.Module, loss: nn.Module | None = None) -> DecayGroups:
+    """The trainable parameters in the decay groups of a recipe's optimizer.
+
+    Those of a loss are called `loss:NAME`. Its scalars and vectors, such as temperatures, are not decayed.
+    """
+    groups = decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
+    for name, parameter in loss.named_parameters() if loss is not None else ():
+        if parameter.requires_grad:
+            group = groups.decay if parameter.ndim > 1 else groups.no_decay
+            group[f"{LOSS_PREFIX}{name}"] = parameter
+    return groups
 
 
 def build_clip_grad(section: OptimizerConfig, model: nn.Module) -> ClipGrad | None:
@@ -45,14 +55,15 @@ def build_optimizer(
     rounding: Rounding | None = None,
     sgd: str | SGDClass = "fused",
     only: Collection[str] | None = None,
+    loss: nn.Module | None = None,
 ) -> BaseOptimizer | HalfPrecisionOptimizer:
     """The optimizer of a recipe, over the trainable parameters of a model.
 
     `alpha` is RMSprop's from the plan; `rounding` is for parameters in half precision; `sgd` is the device's fastest
     implementation ("fused", which AdamW can be, too, "foreach", or a vendor's class); `only` names the parameters of a
-    shard.
+    shard; `loss` has parameters that are trained with the model.
     """
-    groups = optimizer_groups(section, model)
+    groups = optimizer_groups(section, model, loss)
     if only is not None:
         groups = groups.subset(only)
     if rounding is None:

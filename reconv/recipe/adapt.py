@@ -5,6 +5,7 @@
 - Batch: a group of a fixed size is never larger than the batch, and `--batch-per-device` carries it. The peak learning
   rate is linear in the batch size if the recipe says for which batch size it is, else it stays.
 - Network: options that the new network does not have are dropped, and so is an image size made for the old one.
+- Precision: what the new mode does not have (a loss scale, a rounding of weights, dtypes of operations) is dropped.
 - Data: a batch larger than the training set becomes the largest power of two with eight steps per epoch.
 
 Values that a user wrote, in a file or as an option, never change: if they contradict each other, that is an error.
@@ -21,6 +22,7 @@ from fractions import Fraction
 from typing import Any
 
 from reconv.message import message
+from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.recipe.schema import Recipe
@@ -34,6 +36,17 @@ LENGTH_FIELDS = (
 )
 CHANGED = "changed: "  # a description that lists what was changed
 _DIGITS = 4  # significant digits of a scaled duration
+_DTYPES = {  # of weights and products, by precision mode
+    "fp64": "everything in float64",
+    "fp32": "weights and products in float32",
+    "tf32": "weights in float32, products in TF32",
+    "32.32": "weights and products in float32",
+    "bf16": "weights in float32, products in bfloat16",
+    "fp16": "weights in float32, products in float16",
+    "bf16-all": "weights in float32, activations in bfloat16",
+    "16.32": "weights in float32, activations in float16",
+    "16.16": "weights and activations in float16",
+}
 _NUM_CLASSES = {"ImageNet": 1000, "COCO": 80, "VOC": 20}  # of datasets that presets make claims about
 
 
@@ -214,6 +227,47 @@ def follow_model(
             yield Change(
                 "data.preprocess.resize", preset.data.preprocess.resize, default.resize, "follows data.preprocess.size"
             )
+
+
+def follow_precision(preset: Recipe, precision: PrecisionConfig, explicit: Collection[str]) -> Iterator[Change]:
+    """What a preset wrote for its own precision mode, if another mode is chosen that does not have it."""
+    old, mode = preset.precision, precision.mode
+    needs_full = "is for modes with a dtype below fp32"
+    for field, value, default, is_used, why in (
+        ("precision.loss_scale", old.loss_scale, "dynamic", precision.uses_loss_scale, f"{mode} has no loss scale"),
+        ("precision.rounding", old.rounding, "auto", mode == "16.16", "is for 16.16, with half-precision weights"),
+        ("precision.ops.float32", old.ops.float32, (), precision.has_low_precision, needs_full),
+        ("precision.ops.low_precision", old.ops.low_precision, (), precision.has_low_precision, needs_full),
+        (
+            "precision.reduced_precision_reduction",
+            "auto" if old.reduced_precision_reduction != "on" else "on",
+            "auto",
+            precision.has_low_precision,
+            needs_full,
+        ),
+        (
+            "engine.fused_kernels",
+            "auto" if preset.engine.fused_kernels != "on" else "on",
+            "auto",
+            precision.follows_autocast,
+            f"{mode} casts operations itself",
+        ),
+        ("memory.shard_optimizer", preset.memory.shard_optimizer, False, mode != "16.16", "16.16 cannot be sharded"),
+    ):
+        if value != default and not is_used and field not in explicit:
+            yield Change(field, value, default, why)
+
+
+def precision_note(preset: Recipe, precision: PrecisionConfig) -> str | None:
+    """A line about the dtypes of another mode than the preset's."""
+    if precision.mode == preset.precision.mode:
+        return None
+    scale = f"; loss scale {show(precision.loss_scale)}" if precision.uses_loss_scale else ""
+    statistics = "float64" if precision.mode == "fp64" else "float32"
+    return (
+        f"precision.mode {preset.precision.mode} -> {precision.mode}: {_DTYPES[precision.mode]}; "
+        f"batch norm statistics, losses and sums of gradients in {statistics}{scale}"
+    )
 
 
 def follow_data(recipe: Recipe, num_train: int, explicit: Collection[str]) -> Iterator[Change]:

@@ -7,9 +7,18 @@ from contextlib import suppress
 
 from pydantic import ValidationError
 
-from reconv.recipe.adapt import Change, follow_batch, follow_length, literal_rate, rate_note
+from reconv.recipe.adapt import (
+    Change,
+    follow_batch,
+    follow_length,
+    follow_precision,
+    literal_rate,
+    precision_note,
+    rate_note,
+)
 from reconv.recipe.batch_fields import BatchConfig
 from reconv.recipe.draft import OVERRIDES, Draft, Origin
+from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
 from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.recipe.schema import Recipe
@@ -42,8 +51,8 @@ def use_written_rates(draft: Draft, explicit: frozenset[str]) -> list[Change]:
     return changes
 
 
-def fit_to_length_and_batch(draft: Draft, preset: Recipe, explicit: frozenset[str]) -> tuple[list[Change], list[str]]:
-    """Let what is not explicit follow the length and the batch size; returns the changes and notes about them."""
+def fit_to_changes(draft: Draft, preset: Recipe, explicit: frozenset[str]) -> tuple[list[Change], list[str]]:
+    """Let what is not explicit follow length, batch size and precision; returns the changes and notes about them."""
     changes: list[Change] = []
     notes: list[str] = []
     schedule = draft.value(("schedule", "name"), preset.schedule.name)
@@ -57,10 +66,31 @@ def fit_to_length_and_batch(draft: Draft, preset: Recipe, explicit: frozenset[st
         changes += follow_batch(preset, size, explicit, draft.per_device)
         note = rate_note(preset, size, explicit)
         notes += [note] if note else []
+    precision = _precision(draft, preset, explicit)
+    if precision is not None:
+        changes += follow_precision(preset, precision, explicit)
+        note = precision_note(preset, precision)
+        notes += [note] if note else []
     if "end_lr" not in used:
         changes = [change for change in changes if change.field != "schedule.end_lr"]
     _apply(draft, changes)
     return changes, notes
+
+
+def _precision(draft: Draft, preset: Recipe, explicit: frozenset[str]) -> PrecisionConfig | None:
+    """The precision section with the mode that the user wrote; None where they wrote none, or no mode."""
+    if "precision.mode" not in explicit:
+        return None
+    written = {"mode": draft.value(("precision", "mode"))}
+    if "precision.loss_scale" in explicit:
+        written["loss_scale"] = draft.value(("precision", "loss_scale"))
+    try:
+        chosen = PrecisionConfig.model_validate(written)
+    except ValidationError:  # reported later
+        return None
+    if chosen.uses_loss_scale and "precision.loss_scale" not in explicit:
+        return chosen.model_copy(update={"loss_scale": preset.precision.loss_scale})
+    return chosen
 
 
 def _apply(draft: Draft, changes: Sequence[Change]) -> None:

@@ -23,7 +23,7 @@ from reconv.recipe.code_fields import references_in
 from reconv.recipe.draft import OVERRIDES, Draft, Origin, recipe_error
 from reconv.recipe.extends_chain import PATH_FIELDS, RecipeLayer, absolute_path, anchor_code, read_chain
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
-from reconv.recipe.fit_draft import fit_to_length_and_batch, use_written_rates
+from reconv.recipe.fit_draft import fit_to_changes, use_written_rates
 from reconv.recipe.recipe_identity import may_change
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
@@ -53,7 +53,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = (), derived: Sequenc
         explicit -= {"description"}
     base = None if preset is None or not explicit else Recipe.model_validate(preset)
     if base is not None:
-        fitted, notes = fit_to_length_and_batch(draft, base, explicit | draft.open_fields())
+        fitted, notes = fit_to_changes(draft, base, explicit | draft.open_fields())
         changes += fitted
     fixed = draft.fixed()
     if derived is not None:

@@ -90,8 +90,8 @@ class Recipe(Section):
     log: LogConfig = LogConfig()
     parallel: ParallelConfig = ParallelConfig()
     memory: MemoryConfig = MemoryConfig()
-    loggers: Annotated[tuple[LoggerName, ...], Listed, BeforeValidator(_listed)] = ()
-    """Further loggers besides the event log and the report, as in [csv, tensorboard]."""
+    loggers: Annotated[tuple[LoggerName, ...], Listed, BeforeValidator(_listed)] = ("csv",)
+    """Further loggers besides the event log and the report, as in [csv, tensorboard]; `off` is none."""
     metrics: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()
     """Your own metrics of the evaluation, by import path, as in [my_pkg.metrics:MacroF1]."""
     callbacks: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.run_dir import RunDir, no_such_run
 from reconv.distributed.submit.slurm import JOB_FILE
 from reconv.distributed.submit.slurm_queue import QueuedJob, SubmittedJob, queued_jobs, read_job
-from reconv.errors import CheckpointError, ReconvError
+from reconv.errors import ReconvError
 from reconv.logging import formatting as fmt
 from reconv.machine import process_exists
 from reconv.report.run_record import RunRecord, load_run_record
@@ -50,7 +50,7 @@ class RunStatus:
 def find_runs(path: Path) -> list[RunDir]:
     """The run directory at a path, or those below it, with and without a first step."""
     if not path.exists():
-        raise CheckpointError("no such run", where=str(path), then="ls runs/*, or train first: reconv train quickstart")
+        raise no_such_run(path)
     return sorted(_runs_below(path, _MAX_DEPTH), key=lambda run: _natural(run.path))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reconv.custom_code import FROM_PYTHON
 from reconv.errors import ExitCode
 from reconv.io import read_limits
 from reconv.io.atomic import write_atomic
@@ -15,6 +16,7 @@ from reconv.io.bounded import read_json_object
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
+from reconv.recipe.code_fields import references_in
 from reconv.report.run_record import RunRecord, load_run_record
 
 # The metric of the result if the recipe names none: the first of these that was evaluated.
@@ -174,9 +176,11 @@ def _expect(recipe: Mapping[str, Any], final: EvalFinished | None) -> dict[str, 
 
 
 def _resume(record: RunRecord) -> str | None:
-    """The command that resumes the run, unless it is finished."""
+    """The command that resumes the run, unless it is finished; a call in Python if it has objects from there."""
     if not record.attempts or _is_finished(record):
         return None
+    if any(path.startswith(f"{FROM_PYTHON}:") for _, path in references_in(record.recipe)):
+        return f"reconv.train(..., out={str(record.folder)!r}, resume=True) with the same objects"
     return resume_command(record.folder)
 
 

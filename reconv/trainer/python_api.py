@@ -17,11 +17,12 @@ from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
 from reconv.recipe.units import BatchPerDevice
 from reconv.trainer.elastic_run import train_elastic
-from reconv.trainer.python_objects import DatasetPair, PythonObjects, name_datasets
+from reconv.trainer.python_objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
 from reconv.trainer.run_result import RunResult
 from reconv.trainer.run_setup import RunArgs, local_out, run_on_devices
 from reconv.trainer.training_run import run_training
 
+_DEFAULT_RECIPE = "finetune"
 # Options of `reconv train` that Python has under another name, or not at all.
 _ELSEWHERE = {
     "set": "overrides={'schedule.lr': 0.05}",
@@ -33,9 +34,11 @@ _ELSEWHERE = {
 
 
 def train(
-    recipe: str | Path,
+    recipe: str | Path | None = None,
     *,
     data: str | Path | DatasetPair | None = None,
+    train_data: Any = None,
+    val_data: Any = None,
     epochs: float | None = None,
     batch_size: int | None = None,
     batch_per_device: int | None = None,
@@ -70,16 +73,23 @@ def train(
     """Train a recipe, a preset's name or a YAML file, and return its run directory, summary and model.
 
     The keywords are the options of `reconv train`; `overrides` sets any other field of the recipe, as in
-    `{"schedule.lr": 0.05}`. `data` is a path or a pair of map-style datasets, for training and validation. `model` is a
-    name, a module, its class or a function that builds it; loss, transforms, metrics and callbacks are your own as
-    well, all as described in docs/how-to/custom-code.md. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on
-    the untouched schedule; `resume` continues.
+    `{"schedule.lr": 0.05}`. `data` is a path; map-style datasets are passed as `train_data` and `val_data`, or as a
+    pair `data`. `model` is a name, a module, its class or a function that builds it; loss, transforms, metrics and
+    callbacks are your own as well, all as described in docs/how-to/custom-code.md. Without a recipe `finetune` derives
+    the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
+    `resume` continues, with the same objects.
 
     `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
     that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
     """
     if unknown:
         raise _unknown_keyword(next(iter(unknown)))
+    data = pair_of(data, train_data, val_data)
+    if recipe is None and data is None:
+        raise UsageError(
+            "train needs a recipe or data",
+            then="reconv.train('quickstart'), or reconv.train(model=..., train_data=..., val_data=...)",
+        )
     objects = PythonObjects()
     objects.set("model.name", model)
     objects.set("loss.name", loss)
@@ -103,6 +113,7 @@ def train(
     if batch_size is not None and batch_per_device is not None:
         raise UsageError("batch_size and batch_per_device cannot be combined", then="use one of them")
     keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
+    fitted = fit_to_objects(objects, loss, data) if recipe is None else []
     config = _elastic_config(elastic, rendezvous, devices)
     if on_event is not None and (config is not None or must_launch(devices, read_launch_env())):
         raise UsageError(
@@ -110,8 +121,8 @@ def train(
         )
     out, mirror = local_out(out, runs)
     args = RunArgs(
-        recipe=str(recipe),
-        overrides=(*objects.overrides, *keywords, *_as_overrides(overrides)),
+        recipe=_DEFAULT_RECIPE if recipe is None else str(recipe),
+        overrides=(*fitted, *objects.overrides, *keywords, *_as_overrides(overrides)),
         data=path,
         out=out,
         mirror=mirror,

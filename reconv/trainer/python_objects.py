@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.custom_code import name_object
-from reconv.data.readers.custom import SplitDatasets
+from reconv.data.readers.custom import CustomDataset, SplitDatasets
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override
 
@@ -47,6 +47,48 @@ class PythonObjects:
         name = name_object(value, self.objects)
         self.objects[name] = value
         return name
+
+
+def pair_of(data: Any, train_data: Any, val_data: Any) -> Any:
+    """What `data` is, where it may be given as `train_data` and `val_data`."""
+    if train_data is None and val_data is None:
+        return data
+    if data is not None:
+        raise UsageError("data and train_data cannot be combined", then="use data, or train_data with val_data")
+    for name, value, other in (("train_data", train_data, "val_data"), ("val_data", val_data, "train_data")):
+        if value is None:
+            raise UsageError(
+                f"{other} was given without {name}",
+                then="pass both; torch.utils.data.random_split divides one dataset",
+            )
+        if isinstance(value, str | Path):
+            raise UsageError(f"{name} is a path", then=f"pass data={str(value)!r}, a folder with both splits")
+    return train_data, val_data
+
+
+def fit_to_objects(objects: PythonObjects, loss: Any, data: Any) -> list[Override]:
+    """What follows from the objects where no recipe is given: the size of the images, and targets for a custom loss."""
+    fitted: list[Override] = []
+    if loss is not None:
+        why = "train(loss=...): a custom loss gets class indices"
+        fitted += [("loss.label_smoothing", 0.0, why), ("loss.class_weights", "none", why)]
+    if isinstance(data, tuple):
+        image = CustomDataset(data[0], "train_data", "train")[0].data
+        if not isinstance(image, bytes):
+            fitted += _fit_to_image(*image.shape)
+    return fitted
+
+
+def _fit_to_image(height: int, width: int, channels: int) -> list[Override]:
+    """The preprocessing that keeps the size of square images, and gray ones gray."""
+    fields: dict[str, Any] = {}
+    if height == width:
+        fields |= {"data.preprocess.size": height, "data.preprocess.resize": None}
+    if channels == 1:
+        colors = {"channels": 1, "mean": [0.5], "std": [0.5]}
+        fields |= {f"data.preprocess.{name}": value for name, value in colors.items()}
+        fields["augment.color_jitter.saturation"] = 0.0
+    return [(name, value, "the first training image") for name, value in fields.items()]
 
 
 def name_datasets(objects: PythonObjects, data: str | Path | DatasetPair | None) -> str | Path | None:

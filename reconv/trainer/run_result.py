@@ -1,16 +1,74 @@
-"""What training returns: the run directory, its summary, and the trained model."""
+"""What training returns: the run directory, its summary, its history and the trained model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from reconv.checkpoint.run_dir import RunDir
+from reconv.errors import UsageError
 from reconv.logging import formatting as fmt
+from reconv.logging.event_log import latest_by_step, read_events
+from reconv.logging.events import EvalFinished, TrainProgress
 
 if TYPE_CHECKING:
     from reconv.inference.predictor import Predictor
+
+
+class History(Sequence[Mapping[str, Any]]):
+    """The training metrics and evaluations of a run by step, each as a dict; a step counts as its last attempt has it.
+
+    Rows have `step`, `epoch`, `split` (train or val), `weights` (raw, ema or averaged; of evaluations), `loss`, `lr`
+    and the metrics that were measured.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = tuple(rows)
+
+    @classmethod
+    def read(cls, events: Path) -> History:
+        """The history in `events.jsonl`; empty if there is no such file."""
+        return cls(
+            [_row(e) for e in latest_by_step(read_events(events)) if isinstance(e, TrainProgress | EvalFinished)]
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self)} rows>"
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame, with NaN for what was not measured."""
+        try:
+            pandas = import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                "to_pandas needs pandas, which is not installed",
+                why=str(error),
+                then="pip install pandas, or use the rows as they are: a list of dicts",
+            ) from error
+        return pandas.DataFrame([dict(row) for row in self])
+
+
+def _row(event: TrainProgress | EvalFinished) -> dict[str, Any]:
+    at: dict[str, Any] = {"step": event.step, "epoch": event.epoch}
+    if isinstance(event, TrainProgress):
+        return {**at, "split": "train", "weights": None, "lr": event.lr, "loss": event.loss, **event.metrics}
+    return {**at, "split": "val", "weights": event.weights, "lr": None, **event.metrics}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,6 +101,11 @@ class RunResult:
         from reconv.inference.predictor import load
 
         return load(self.folder, **options)
+
+    @property
+    def history(self) -> History:
+        """Training metrics and evaluations by step, read from the events of the run."""
+        return History.read(RunDir(self.folder).events)
 
     @property
     def state(self) -> str:

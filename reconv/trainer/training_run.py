@@ -45,12 +45,12 @@ from reconv.precision import check_precision
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.recipe_identity import recipe_digest
 from reconv.report.summary import read_summary
-from reconv.trainer.build.code import code_digests, describe_changed_code
+from reconv.trainer.build.code import code_digests, describe_changed_code, describe_python_objects
 from reconv.trainer.build.data_context import DataFingerprintLogger, DataWaitLogger, open_data_context
 from reconv.trainer.build.init_weights import check_init
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import build_graph_capture
-from reconv.trainer.build.task_builder import check_class_weights, check_metric
+from reconv.trainer.build.task_builder import build_loss, check_class_weights, check_metric
 from reconv.trainer.build.teacher import read_teacher
 from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
 from reconv.trainer.callbacks import TrainerCallback
@@ -338,6 +338,7 @@ def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], 
     """Raise errors that would otherwise appear when there is a run directory, or late; returns notes for the log."""
     check_profile_range(run.recipe, run.plan, stop_after)
     check_metric(run.recipe)
+    build_loss(run.recipe, run.plan.num_classes, run.device)
     check_callbacks(run.recipe)
     check_class_weights(run.recipe, run.datasets.train)
     check_precision(run.recipe.precision, run.device.kind)
@@ -379,7 +380,7 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
     ]
     if note := untested_note(is_gpu=run.device.kind == "cuda"):
         logger.warning(note, step)
-    for text in (*run.notes, *changed):
+    for text in (*run.notes, *describe_python_objects(run.recipe), *changed):
         logger.info(text, step)
     for text in describe_changed_code(state.get("code", {}), run.recipe):
         logger.warning(text, step)

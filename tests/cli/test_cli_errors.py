@@ -48,6 +48,22 @@ def test_every_reconv_error_has_its_exit_code(failing: dict[str, BaseException])
         assert _code(["fail"]) == kind.code
 
 
+@pytest.mark.parametrize("args", [("predict", "nosuch", "a.jpg"), ("serve", "nosuch"), ("serve", "a=nosuch")])
+def test_a_run_that_does_not_exist_is_found_before_torch_is_imported(args: tuple[str, ...]) -> None:
+    script = "import sys; from reconv.cli import _run; print(_run(sys.argv[1:]), 'torch' in sys.modules)"
+    Path("runs/quickstart/1/checkpoints").mkdir(parents=True)
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(int(ExitCode.CHECKPOINT)), "False"], done
+    assert "use one of runs/quickstart/1" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["quickstart/1", "runs/quikstart/1", "quickstrat/1"])
+def test_the_run_that_was_meant_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/quickstart/1/checkpoints").mkdir(parents=True)
+    assert _code(["predict", name, "a.jpg"]) == ExitCode.CHECKPOINT
+    assert "did you mean runs/quickstart/1?" in capsys.readouterr().err
+
+
 def test_a_reconv_error_is_printed_to_stderr_without_a_traceback(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from box_examples import write_coco
+from click.testing import CliRunner
 from file_server import FileServer, serve
 
-from reconv.cli import main
+from reconv.cli import main, reconv
 from reconv.data.download_dataset import (
     DATASETS,
     Archive,
@@ -205,6 +206,17 @@ def test_coco_is_three_archives_in_one_trainable_folder(
     assert sorted(path.name for path in got.path.iterdir()) == ["annotations", "train2017", "val2017"]
     assert server.ranges == [None, "bytes=100-", "bytes=140-", None, None]
     source = open_dataset("auto", tmp_path / "d", "train", DataConfig(), boxes=True)
+    assert len(source) == 1 and source.class_names == ("person",)
+
+
+def test_one_command_downloads_coco_and_writes_tfrecords(
+    coco: DatasetArchives, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "coco2017", coco)
+    command = ["data", "get", "coco2017", str(tmp_path / "d"), "--base-url", server.url, "--to", "tfrecord", "--quiet"]
+    assert CliRunner().invoke(reconv, command, catch_exceptions=False, standalone_mode=False).exit_code == 0
+    assert len(list((tmp_path / "d" / "coco2017-tfrecord").rglob("*train*-of-*"))) == 1
+    source = open_dataset("auto", tmp_path / "d" / "coco2017-tfrecord", "train", DataConfig(), boxes=True)
     assert len(source) == 1 and source.class_names == ("person",)
 
 

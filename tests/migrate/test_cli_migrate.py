@@ -81,6 +81,21 @@ def test_run_refuses_what_has_to_be_filled_in() -> None:
         migrate("python main.py --arch resnet50 <path to imagenet>", "--run")
 
 
+def test_run_stops_at_a_flag_that_changes_the_result_and_is_not_supported() -> None:
+    command = "python imagenet_main.py --train_offset 3 --data_dir /nowhere"
+    with pytest.raises(UsageError, match=r"--train_offset 3(?s:.*)--allow-differences"):
+        migrate(command, "--run")
+    ran = migrate("python train.py --help --lr-noise 0.5", "--program", "timm", "--run", "--allow-differences")
+    assert "Usage: reconv train" in ran.stdout
+
+
+def test_run_goes_on_with_a_flag_that_leaves_the_result_alone() -> None:
+    command = "python imagenet_main.py --export_dir x -te 1 -bs 2 -mts 1 --data_dir /nowhere"
+    result = CliRunner().invoke(reconv, ["migrate", command, "--run"])
+    assert "allow-differences" not in result.output + str(result.exception)
+    assert "/nowhere" in str(result.exception) or "/nowhere" in result.output
+
+
 def test_run_runs_the_new_command() -> None:
     result = migrate("python ssd.py --help", "--run")
     assert result.exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 
@@ -17,6 +18,8 @@ from reconv.migrate.programs.program import Program
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import OVERRULED
 from reconv.recipe.loader import load
+from reconv.recipe.plan import Facts, make_plan
+from reconv.trainer.lr_schedule import learning_rate
 
 BY_NAME = {program.name: program for program in PROGRAMS}
 REQUIRED = {
@@ -340,3 +343,90 @@ def test_bash_before_a_script_takes_no_flag_from_it() -> None:
     assert plain.settings["batch.size"].value == 512
     assert started.settings == plain.settings
     assert started.action == plain.action
+
+
+def rates(command: str, name: str, num_train: int) -> list[float]:
+    """The learning rate of every step of a migrated command."""
+    migration = migrate_command(command, name)
+    finish(migration)
+    assert migration.match is not None
+    recipe = load(
+        migration.match.preset, [(key, value, "test") for key, value in migration.match.changes.items()]
+    ).recipe
+    plan = make_plan(recipe, Facts(num_train=num_train, num_val=8, num_classes=8))
+    return [learning_rate(plan.schedule, step) for step in range(plan.total_steps)]
+
+
+@pytest.mark.parametrize("schedule", ["stepped", "cosine", "exponential", "polynomial_decay_lr"])
+@pytest.mark.parametrize("epochs", [2, 5, 7])
+def test_a_graphcore_run_has_their_rates_also_where_it_ends_within_the_warmup(schedule: str, epochs: int) -> None:
+    """Fractions are of the length that the user gave; the warm-up has W = steps * 5 / epochs, also in a shorter run."""
+    command = f"train.py --model-size 18 --dataset imagenet --epochs {epochs} --data-dir x --lr-schedule {schedule}"
+    total = 60 * epochs
+    peak, warmup = 2**-8 * 4, 60 * 5
+
+    def theirs(i: int) -> float:
+        factor = i / warmup if i < warmup else 1.0
+        if schedule == "stepped":
+            return peak * 0.1 ** sum(i > fraction * total for fraction in (0.3, 0.6, 0.8, 0.9)) * factor
+        if schedule == "cosine":
+            return peak * 0.5 * (1 + math.cos(math.pi * i / total)) * factor
+        if schedule == "exponential":
+            return peak * 0.97 ** (146 * i // total) * factor
+        if i <= warmup:
+            return peak * i / warmup
+        return peak * (1e-5 + (1 - 1e-5) * (1 - (i - warmup) / (total - warmup)) ** 2)
+
+    assert rates(command, "graphcore", 240) == pytest.approx([theirs(i) for i in range(total)], rel=1e-9)
+
+
+def test_a_short_run_of_nvidia_keeps_the_slope_of_its_warmup() -> None:
+    command = "python main.py --arch resnet50 --epochs 2 --warmup 8 --lr 0.8 -b 8 --lr-schedule cosine /imagenet"
+    assert rates(command, "nvidia", 24) == pytest.approx([0.1] * 3 + [0.2] * 3)
+
+
+@pytest.mark.parametrize("name", [None, "graphcore", "graphcore-validation"])
+def test_validation_of_a_graphcore_run_is_an_evaluation(name: str | None) -> None:
+    migration = migrate_command("python validation.py --restore-path logs/run", name)
+    assert (migration.action.verb, migration.action.arguments) == ("eval", ["logs/run"])
+
+
+@pytest.mark.parametrize("name", [None, "graphcore", "graphcore-restore"])
+def test_a_graphcore_run_is_restored_with_and_without_program(name: str | None) -> None:
+    migration = migrate_command("python restore.py --restore-path logs/run", name)
+    assert (migration.action.verb, migration.action.arguments) == ("resume", ["logs/run"])
+    training = migrate_command("python train.py --restore-path logs/run", "graphcore")
+    assert training.action.verb == "resume"
+
+
+def test_a_program_is_found_among_those_of_the_vendor_that_is_named() -> None:
+    assert migrate_command("python ssd.py --epochs 3", "habana").program is BY_NAME["habana-ssd"]
+    assert migrate_command("python main.py --model googlenet", "habana").program is BY_NAME["habana-googlenet"]
+
+
+def test_spellings_of_the_vendors_documentation_are_taken() -> None:
+    migration = migrate_command(
+        "python3 train.py --model efficientnet --optimiser RMSProp --select-ipus 0 1 --data-dir x", "graphcore"
+    )
+    assert migration.settings["optimizer.name"].value == "rmsprop-tf"
+    assert rows_of(migration, "--select-ipus") == ["names an IPU; --device cuda:1 names a device"]
+    variables = "FORCE_HABANA_IMAGENET_LOADER_FALLBACK=1 LD_PRELOAD=/usr/lib/libjemalloc.so.2"
+    migration = migrate_command(f"{variables} python imagenet_main.py -te 90 -ebe 90 --data_dir /d")
+    texts = [row.text for row in migration.rows if row.source == "environment"]
+    assert len(texts) == 2 and all("not known" not in text for text in texts)
+
+
+def test_a_part_of_imagenet_is_a_percentage() -> None:
+    migration = migrate_command("python imagenet_main.py --mini_imagenet --data_dir /d")
+    assert migration.settings["data.subset_percent"].value == 10
+    assert any("imagenet_train_subset" in note for note in migration.notes)
+
+
+def test_the_detector_of_habana_trains_without_evaluation() -> None:
+    assert migrate_command("python ssd.py --data_dir /d").settings["evaluate.every"].value == "off"
+
+
+def test_coco_is_prepared_by_one_command() -> None:
+    action = migrate_command("bash download_and_preprocess_coco.sh /data/coco").action
+    assert (action.verb, action.arguments) == ("data get", ["coco2017", "/data/coco"])
+    assert action.options == [("--to", "tfrecord")]

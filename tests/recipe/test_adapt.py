@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from reconv.errors import RecipeError
 from reconv.models import model_spec, option_names
-from reconv.recipe.adapt import CHANGED, shorten_warmup
+from reconv.recipe.adapt import CHANGED, follow_precision, shorten_warmup
 from reconv.recipe.loader import Override, dump, load
 from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.recipe.presets import preset_names
 from reconv.recipe.resolved import Resolved, fit_to_data, fit_to_model
 from reconv.recipe.schema import Recipe
@@ -283,3 +285,47 @@ def test_a_fitted_recipe_is_read_back_equal(write: Write) -> None:
     path = write(dump(resolved.recipe))
     assert load(path).recipe == resolved.recipe
     assert resolve(path, num_classes=80).lines == ()
+
+
+def test_the_precision_mode_of_every_preset_can_be_changed_alone() -> None:
+    """In one `--set`; the plan says what was dropped, and which dtypes there are now."""
+    num_dropped = 0
+    for name in preset_names():
+        preset = load(name).recipe
+        for mode in get_args(PrecisionConfig.model_fields["mode"].annotation):
+            changed = load(name, [("precision.mode", mode, "--set")])
+            precision = changed.recipe.precision
+            assert precision.mode == mode
+            dropped = preset.precision.loss_scale != "dynamic" and not precision.uses_loss_scale
+            expected = "dynamic" if dropped else preset.precision.loss_scale
+            assert precision.loss_scale == expected, (name, mode)
+            named = [line for line in changed.lines if "precision.loss_scale" in line]
+            assert len(named) == dropped, (name, mode)
+            assert any(f"-> {mode}: " in line for line in changed.lines) == (mode != preset.precision.mode)
+            num_dropped += dropped
+    assert num_dropped > 200
+
+
+def test_a_loss_scale_that_the_user_wrote_contradicts_a_mode_without() -> None:
+    overrides: list[Override] = [("precision.mode", "bf16", "--set"), ("precision.loss_scale", 64, "--set")]
+    with pytest.raises(RecipeError, match=r"precision\.loss_scale: is for fp16"):
+        load("resnet50-nv-90ep-8gpu-mixed", overrides)
+
+
+def test_what_a_mode_does_not_have_is_dropped_from_a_preset_of_another(write: Write) -> None:
+    base = write(
+        "extends: resnet50-gc-mk1-16ipu\nmemory: {shard_optimizer: true}\n"
+        "precision: {mode: fp16, ops: {float32: [conv2d]}, reduced_precision_reduction: 'on', loss_scale: 8}\n"
+    )
+    text = Path(base).read_text()
+    with pytest.raises(RecipeError, match=r"precision\.loss_scale"):  # the user's own file is not changed
+        load(base, [("precision.mode", "fp32", "--set")])
+    preset = load(base).recipe
+    config = PrecisionConfig.model_validate({"mode": "16.16"})
+    assert {change.field for change in follow_precision(preset, config, ())} == {"memory.shard_optimizer"}
+    config = PrecisionConfig.model_validate({"mode": "fp32"})
+    assert [change.field for change in follow_precision(preset, config, ("precision.loss_scale",))] == [
+        "precision.ops.float32",
+        "precision.reduced_precision_reduction",
+    ]
+    assert Path(base).read_text() == text

@@ -52,6 +52,36 @@ def focal(logits: Tensor, targets: Tensor, gamma: float = 1.0) -> Tensor:
     return (1 - torch.exp(-losses)) ** gamma * losses
 
 
+class Tempered(nn.Module):
+    """A focal loss of logits that are shifted and scaled by parameters of the loss, and a buffer that changes."""
+
+    calls: Tensor
+
+    def __init__(self, gamma: float = 1.0, num_classes: int = 4) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.log_scale = nn.Parameter(torch.zeros(()))
+        self.shift = nn.Parameter(0.1 * torch.randn(1, num_classes))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return focal(self.log_scale.exp() * logits + self.shift, targets, self.gamma)
+
+
+class LazyNet(nn.Sequential):
+    """A network whose layers take their sizes from the first images."""
+
+    def __init__(self, num_classes: int, in_channels: int = 3) -> None:
+        super().__init__(
+            nn.LazyConv2d(6, 3),
+            nn.LazyBatchNorm2d(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(num_classes),
+        )
+
+
 class Blur:
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         return image.filter(ImageFilter.GaussianBlur(rng.random()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import sys
@@ -11,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from own_code import Net, Squares
+from torch import nn
 
 import reconv
 from reconv._compat import ranges_of
 from reconv.api import RunResult
+from reconv.custom_code import require_trust
 from reconv.environment_checks import untested_note
 from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, TrainProgress
+from reconv.recipe.code_fields import CodeReference
 from reconv.recipe.loader import load
+from reconv.trainer.run_result import History
 
 SHORT = {"length": "4step", "schedule.warmup": "1step", "log.every": "1step", "evaluate.every": "4step"}
 
@@ -60,6 +66,69 @@ def test_keywords_are_the_options_of_the_command_and_overrides_any_field(tmp_pat
     html = result._repr_html_()
     assert "top-1" in html and str(tmp_path / "run") in html and 'report.html">' in html
     assert f"{tmp_path / 'run'}: finished at step" in str(result) and "top-1" in repr(result)
+
+
+def test_objects_alone_are_trained_without_a_recipe_and_passed_again_to_resume(tmp_path: Path) -> None:
+    model = Net(4, 1)
+
+    def train(**given: Any) -> RunResult:
+        return reconv.train(
+            train_data=Squares("train", 64),
+            val_data=Squares("val", 64),
+            model=model,
+            loss=nn.CrossEntropyLoss(),
+            epochs=2,
+            overrides={"log.every": "4step"},
+            **given,
+        )
+
+    whole, parts = train(out=tmp_path / "whole"), train(out=tmp_path / "parts", stop_after="1ep")
+    recipe = load(str(parts.folder / "recipe.yaml")).recipe
+    assert (recipe.data.preprocess.size, recipe.data.preprocess.channels, recipe.loss.label_smoothing) == (10, 1, 0)
+    assert "reconv.train(..., out=" in parts.summary["resume_command"]
+    notes = [event.text for event in read_events(parts.folder / "events.jsonl") if isinstance(event, LogMessage)]
+    assert any("model.name, data.source, loss.name: objects from Python" in text for text in notes)
+    with pytest.raises(UsageError, match="were passed from Python"):
+        require_trust(LOST, (), False, "run")
+    resumed = train(out=tmp_path / "parts", resume=True)
+    assert resumed.history[-1] == whole.history[-1]
+    assert [row["split"] for row in whole.history].count("val") == 2
+    assert {row["step"] for row in resumed.history} == {row["step"] for row in whole.history}
+
+
+LOST = [CodeReference("model.name", "python:Lost"), CodeReference("loss.name", "python:Gone")]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"model": Net}, "needs a recipe or data"),
+        ({"train_data": Squares("train")}, "val_data"),
+        ({"train_data": "photos/train", "val_data": "photos/val"}, "data='photos/train'"),
+        ({"data": "photos", "train_data": [], "val_data": []}, "cannot be combined"),
+    ],
+)
+def test_objects_that_are_missing_are_named(keywords: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        reconv.train(**keywords)
+    assert text in str(caught.value)
+
+
+def test_a_history_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        History([{"step": 1}]).to_pandas()
+
+
+def test_runs_have_tables_of_their_losses_and_metrics(tmp_path: Path) -> None:
+    result = reconv.train("quickstart", out=tmp_path / "run", overrides=SHORT)
+    with (result.folder / "training.csv").open(newline="") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert losses == [row["loss"] for row in result.history if row["split"] == "train"] and len(losses) == 4
+
+
+def test_dir_lists_the_api_alone() -> None:
+    assert dir(reconv) == sorted(reconv.__all__)
 
 
 @pytest.mark.parametrize(

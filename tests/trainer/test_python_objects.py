@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from own_code import Blur, Brighten, Count, MacroRecall, Net, Squares, focal
+from own_code import Blur, Brighten, Count, LazyNet, MacroRecall, Net, Squares, focal
 from torch import nn
 
 import reconv
 from reconv.checkpoint.locate import locate
+from reconv.custom_code import CustomCodeError
 from reconv.errors import UsageError
 from reconv.inference.load_model import read_saved_model
-from reconv.logging.events import EvalFinished, Event, ScalarLogged
+from reconv.logging.event_log import read_events
+from reconv.logging.events import EvalFinished, Event, LogMessage, ScalarLogged, TrainProgress
 from reconv.recipe.loader import load
 
 SHORT = [
@@ -26,7 +28,8 @@ SHORT = [
 
 
 def train(out: str, **given: Any) -> Path:
-    return reconv.train("quickstart", out=out, overrides=SHORT, **given).folder
+    overrides = [*SHORT, *((name, value, "test") for name, value in given.pop("overrides", {}).items())]
+    return reconv.train("quickstart", out=out, overrides=overrides, **given).folder
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -92,6 +95,8 @@ def test_objects_that_cannot_be_pickled_are_refused_with_several_devices() -> No
         ({"data": [1, 2]}, "pass a path, or a pair of datasets"),
         ({"model": 3}, "is not a network"),
         ({"loss": 3}, "is not a loss"),
+        ({"loss": focal, "overrides": {"loss.options": {"gama": 2}}}, "gama"),
+        ({"loss": lambda logits, targets: logits}, r"returns a tensor \[6, 10\]"),
         ({"callbacks": [object()]}, "is not a callback"),
         ({"model": lambda num_classes: 3}, "not a torch.nn.Module"),
         ({"model": lambda num_classes: nn.Flatten()}, r"returns a tensor \[2, 64\]"),
@@ -101,4 +106,32 @@ def test_objects_that_cannot_be_pickled_are_refused_with_several_devices() -> No
 def test_objects_of_the_wrong_kind_are_refused_without_a_run_directory(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         train("run", **given)
-    assert not Path("run").exists() or "loss" in given
+    assert not Path("run").exists()
+
+
+def test_lazy_modules_get_their_sizes_from_the_images_of_the_run() -> None:
+    run = train("run", model=LazyNet, callbacks=[])
+    tensors = weights(run)
+    assert tensors["0.weight"].shape == (6, 1, 3, 3) and tensors["4.weight"].shape == (10, 6 * 6 * 6)
+    module = LazyNet(10)
+    train("other", model=module)  # the same weights, as they follow from the seed
+    assert isinstance(module[0], nn.LazyConv2d)
+    [evaluation] = reconv.evaluate(run)
+    assert evaluation.num_samples == 360
+
+
+def test_a_lazy_network_that_does_not_take_the_images_is_an_error_of_its_code() -> None:
+    with pytest.raises(CustomCodeError, match="which initializes its lazy modules"):
+        train("run", model=nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyConv3d(4, 5), nn.LazyLinear(10)))
+    assert not Path("run").exists()
+
+
+def test_a_reduced_loss_trains_as_the_built_in_one_does() -> None:
+    def last_loss(out: str, **given: Any) -> float:
+        overrides = {"log.every": "1step", "loss.label_smoothing": 0.0}
+        events = read_events(train(out, overrides=overrides, **given) / "events.jsonl")
+        return [event.loss for event in events if isinstance(event, TrainProgress)][-1]
+
+    assert last_loss("run", loss=nn.CrossEntropyLoss()) == pytest.approx(last_loss("built-in"), rel=1e-6)
+    notes = [e.text for e in read_events(Path("run/events.jsonl")) if isinstance(e, LogMessage)]
+    assert sum("reduction='mean' is now 'none'" in text for text in notes) == 1

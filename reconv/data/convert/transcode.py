@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError, features
 from PIL import __version__ as pillow_version
 
 from reconv.data.dataset import U8, Sample
-from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, to_image, unidentified
+from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, formats_of, to_image, unidentified
 from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
@@ -145,10 +145,12 @@ def _read_header(data: bytes, name: str) -> tuple[str, str, tuple[int, int]]:
     """Format, mode and (width, height), from the file's header."""
     why = f"it is none of {', '.join(FORMATS)}, or its header is damaged"
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(data), formats=formats_of(data, name)) as opened:
             if opened.width * opened.height <= MAX_PIXELS:
                 return opened.format or "", opened.mode, opened.size
             why = f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}"
+    except DataError:
+        raise
     except UnidentifiedImageError:
         why = unidentified(data, name).why
     except Exception as error:  # a decoder may raise anything for damaged bytes

@@ -9,6 +9,9 @@ from __future__ import annotations
 import io
 import time
 import warnings
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,9 @@ MAX_PIXELS = read_limits.IMAGE_PIXELS
 
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # the first ones of a file
+NEEDS_HEIF = "HEIC images need pillow-heif, which is not installed"
+INSTALL_HEIF = "pip install 'reconv[heic]', or convert them to JPEG"
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 258, 277, 339  # TIFF tags
 _SAVE_AS = "save it as 8-bit TIFF, PNG or JPEG"
 _REPLACE = "replace the file or remove it"
@@ -36,6 +42,27 @@ RESAMPLING = {
 }
 
 
+@cache
+def reads_heic() -> bool:
+    """Whether pillow-heif is installed, which reads HEIC images."""
+    return find_spec("pillow_heif") is not None
+
+
+def formats_of(data: bytes, name: str = "") -> tuple[str, ...]:
+    """Pillow's names of the formats that a file may have; raises `DataError` for HEIC without pillow-heif."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
+        return FORMATS
+    if not reads_heic():
+        raise DataError("image does not decode", where=name, why=NEEDS_HEIF, then=INSTALL_HEIF)
+    _register_heif()
+    return ("HEIF",)
+
+
+@cache
+def _register_heif() -> None:
+    import_module("pillow_heif").register_heif_opener(thumbnails=False)
+
+
 def decode(data: bytes, channels: int, name: str = "") -> U8:
     """The image as [height, width, channels], upright."""
     return to_array(decode_image(data, channels, name))
@@ -45,7 +72,7 @@ def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = 
     """The image in mode L (1 channel) or RGB (3), rotated as its EXIF orientation asks unless `apply_exif` is off."""
     began_s = time.perf_counter()
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(data), formats=formats_of(data, name)) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
             opened.load()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.dataset import Dataset, Sample
-from reconv.data.decode.pillow import decode_image
+from reconv.data.decode.pillow import decode_image, formats_of
 from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.errors import DataError
 from reconv.printable import printable
@@ -56,7 +56,7 @@ def examine(dataset: Dataset, index: int) -> Examined:
         target, labels = _labels(sample, len(dataset.class_names))
         if isinstance(sample.data, bytes):
             upright = decode_image(sample.data, 3, sample.name)
-            with Image.open(io.BytesIO(sample.data)) as stored:
+            with Image.open(io.BytesIO(sample.data), formats=formats_of(sample.data)) as stored:
                 form, mode = stored.format or "unknown", stored.mode
                 num_pages = getattr(stored, "n_frames", 1) if form == "TIFF" else 1
                 tag = stored.getexif().get(_EXIF_ORIENTATION)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
 
+from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import describe_table, find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
 from reconv.data.readers.detection.coco import detect_coco, detect_coco_without_splits
 from reconv.data.readers.detection.voc import detect_voc
 from reconv.data.readers.detection.yolo import detect_yolo, detect_yolo_without_training
-from reconv.data.readers.folder import has_class_folders, is_image_name, split_folder
+from reconv.data.readers.folder import has_class_folders, is_image_name, is_unread_heic, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
 from reconv.data.readers.imagenet.raw_validation import find_label_source
@@ -26,6 +27,7 @@ from reconv.data.storage.data_errors import unreadable
 from reconv.data.storage.local import is_folder, listing
 from reconv.data.storage.remote_tree import local_data_path
 from reconv.errors import DataError
+from reconv.recipe.presets import nearest
 
 _GET = "reconv data get cifar10"
 _LEVELS_DOWN = 2
@@ -180,7 +182,9 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _check_folder(path: Path) -> None:
     if not path.exists():
-        raise DataError(f"no data at {path}", where=str(path), why="there is no such folder", then=f"{_GET} {path}")
+        close = _nearest_folder(path)
+        hint = f"did you mean {close}?" if close is not None else f"{_GET} {path}"
+        raise DataError(f"no data at {path}", where=str(path), why="there is no such folder", then=hint)
     if not path.is_dir():
         is_archive = path.name.endswith((".gz", ".tgz", ".tar", ".zip"))
         raise DataError(
@@ -198,11 +202,20 @@ def _check_folder(path: Path) -> None:
         raise DataError(f"{path} is empty", where=str(path), why="the folder has no files", then=f"{_GET} {path}")
 
 
-def _find_image(path: Path) -> str | None:
+def _nearest_folder(path: Path) -> str | None:
+    """The folder beside a misspelt one that was most likely meant, with a slash; None if none is close."""
+    parent = path.parent
+    if not parent.is_dir():
+        return None
+    close = nearest(path.name, [folder.name for folder in _subfolders(parent)])
+    return None if close is None else os.path.join(parent if str(parent) != "." else "", close, "")
+
+
+def _find_image(path: Path, is_image: Callable[[str], bool] = is_image_name) -> str | None:
     """The relative path of an image up to two levels below the folder; None if there is none."""
     for level in range(_LEVELS_DOWN + 1):
         for folder in (folder for folder in _folders_at(path, level) if os.access(folder, os.R_OK | os.X_OK)):
-            found = next((name for name in listing(folder)[0] if is_image_name(name)), None)
+            found = next((name for name in listing(folder)[0] if is_image(name)), None)
             if found is not None:
                 return str((folder / found).relative_to(path))
     return None
@@ -226,6 +239,8 @@ def _not_detected(path: Path, wanted: str) -> DataError:
             "sort them into a folder per class, or list them in a CSV file with the columns file and label; "
             "docs/how-to/data.md lists all formats"
         )
+    elif wanted in ("auto", "folder") and not others and (image := _find_image(path, is_unread_heic)) is not None:
+        why, then = f"its images are HEIC ({image}): {NEEDS_HEIF}", INSTALL_HEIF
     if has_imagenet_archives(path):
         why, then = (
             "it holds the original ImageNet archives",

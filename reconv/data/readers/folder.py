@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
+from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF, reads_heic
 from reconv.data.readers.imagenet.imagenet_classes import imagenet_names
 from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
@@ -28,7 +29,8 @@ from reconv.errors import DataError
 from reconv.io import read_limits
 from reconv.recipe.data_fields import DataConfig
 
-EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif")
+HEIC_EXTENSIONS = ("heic", "heif")  # where pillow-heif is installed
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "validation", "valid"),
@@ -38,12 +40,27 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
 SPLIT_TITLES: dict[Split, str] = {"train": "training", "val": "validation", "test": "testing"}
 
 _SUFFIXES = tuple(f".{extension}" for extension in EXTENSIONS)
+_HEIC_SUFFIXES = tuple(f".{extension}" for extension in HEIC_EXTENSIONS)
 SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
 
 
 def is_image_name(name: str) -> bool:
     """Whether a file is an image by its extension."""
-    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+    return not name.startswith(".") and (
+        name.lower().endswith(_SUFFIXES) or (name.lower().endswith(_HEIC_SUFFIXES) and reads_heic())
+    )
+
+
+def is_unread_heic(name: str) -> bool:
+    """Whether a file is a HEIC image by its extension, and cannot be read here."""
+    return name.lower().endswith(_HEIC_SUFFIXES) and not name.startswith(".") and not reads_heic()
+
+
+def describe_unread_heic(names: list[str]) -> str:
+    """The HEIC images that are left out, and what reads them; empty if there are none."""
+    if not names:
+        return ""
+    return f"left out: {len(names):,} HEIC image{'s' * (len(names) > 1)} ({_first(sorted(names), 3)}): {INSTALL_HEIF}"
 
 
 def walk_images(top: str | Path) -> list[str]:
@@ -147,11 +164,15 @@ class FolderDataset(FileBacked):
         self._is_unsorted = split != "train" and not place.is_shared and is_unsorted(place.folder)
         if self._is_unsorted:
             self.class_names, self._names, self.targets = _list_unsorted(root, place.folder)
+            left_out: list[str] = []
         else:
-            self.class_names, self._names, self.targets = _list_classes(root, place, split)
+            self.class_names, self._names, self.targets, left_out = _list_classes(root, place, split)
         note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
         if num_outside := sum(map(is_image_name, listing(root)[0])) if place.folder == root else 0:
             note += f"; not used: {num_outside:,} image{'s' * (num_outside > 1)} beside the class folders"
+        if left_out:
+            note += f"; {describe_unread_heic(left_out)}"
+        note = note.removeprefix("; ")
         self.origin = (
             f"image folders at {shown_path(root)}" + (f" ({why})" if why else "") + (f"; {note}" if note else "")
         )
@@ -208,22 +229,23 @@ class FolderDataset(FileBacked):
         return digest_files(self.class_names, self._names, self.targets, self.path)
 
 
-def _list_classes(root: Path, place: SplitPlace, split: Split) -> FolderIndex:
-    """The images in class folders, in the order of class and path."""
+def _list_classes(root: Path, place: SplitPlace, split: Split) -> tuple[*FolderIndex, list[str]]:
+    """The images in class folders, in the order of class and path, and the HEIC images that cannot be read here."""
     present, class_names = _classes(root, place, split)
     numbers = {name: number for number, name in enumerate(class_names)}
     targets = array("i")
     broken: list[str] = []
+    left_out: list[str] = []
 
     def files() -> Iterator[str]:
         for class_name in present:
-            found = _image_files(place.folder, class_name, broken)
+            found = _image_files(place.folder, class_name, broken, left_out)
             targets.extend([numbers[class_name]] * len(found))
             yield from found
 
     names = FileList(files())
     _check_broken(place.folder, broken)
-    return class_names, names, np.frombuffer(targets, np.int32)
+    return class_names, names, np.frombuffer(targets, np.int32), left_out
 
 
 def _list_unsorted(root: Path, folder: Path) -> FolderIndex:
@@ -320,8 +342,11 @@ def _check_known_classes(folder: Path, present: tuple[str, ...], known: tuple[st
         )
 
 
-def _image_files(folder: Path, class_name: str, broken: list[str]) -> list[str]:
-    """Sorted paths of a class's images relative to its folder, at any depth; adds broken links to `broken`."""
+def _image_files(folder: Path, class_name: str, broken: list[str], left_out: list[str]) -> list[str]:
+    """Sorted paths of a class's images relative to its folder, at any depth.
+
+    Adds broken links to `broken`, and HEIC images that cannot be read here to `left_out`.
+    """
     top = os.path.join(folder, class_name)
     files: list[str] = []
     num_broken = len(broken)
@@ -334,13 +359,24 @@ def _image_files(folder: Path, class_name: str, broken: list[str]) -> list[str]:
                     if entry.name.startswith("."):
                         continue
                     if is_regular_file(entry):
-                        files += [os.path.join(inner, entry.name)] if is_image_name(entry.name) else []
+                        if is_image_name(entry.name):
+                            files.append(os.path.join(inner, entry.name))
+                        elif is_unread_heic(entry.name):
+                            left_out.append(os.path.join(class_name, inner, entry.name))
                     elif entry.is_dir(follow_symlinks=False):
                         pending.append(os.path.join(inner, entry.name))
                     elif entry.is_symlink() or is_image_name(entry.name):
                         broken.append(entry.path)
     except OSError as error:
         raise unreadable(top, error) from error
+    own_heic = [name for name in left_out if name.startswith(os.path.join(class_name, ""))]
+    if not files and own_heic:
+        raise DataError(
+            f"class folder {class_name} has no images that can be read here",
+            where=top,
+            why=f"it has {len(own_heic):,} HEIC images: {NEEDS_HEIF}",
+            then=INSTALL_HEIF,
+        )
     if not files and len(broken) == num_broken:
         raise DataError(
             f"class folder {class_name} has no images",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconv.data.dataset import Split
-from reconv.data.readers.folder import EXTENSIONS
+from reconv.data.readers.folder import EXTENSIONS, is_image_name
 from reconv.data.readers.shards.shard_dataset import ShardDataset, ShardFormat, check_label
 from reconv.data.readers.shards.shard_index import ScannedShard
 from reconv.data.storage.local import ReadStream, read, read_bounded_text, size_bytes
@@ -116,7 +116,7 @@ def _pairs(path: str) -> Iterator[_Pair]:
 
 def _add_member(path: str, pair: _Pair, member: tarfile.TarInfo, ending: str) -> None:
     """Add an image or a label to its pair; other members, such as captions, are ignored."""
-    if ending in EXTENSIONS:
+    if "." not in ending and is_image_name(f"image.{ending}"):
         if pair.image is not None:
             raise _tar_error(path, member.offset, f"two images for {pair.key}", "a key may have one image")
         if member.size > _MAX_MEMBER_BYTES:

@@ -222,8 +222,8 @@ class FusedInception(Inception):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        found = (self.branch1, *self.branch2, *self.branch3, self.branch4[1])
-        layers = [m for m in found if isinstance(m, BasicConv2d)]
+        branches = (self.branch1, *self.branch2, *self.branch3, self.branch4[1])
+        layers = [m for m in branches if isinstance(m, BasicConv2d)]
         norms = [m.bn for m in layers if isinstance(m.bn, FusedBatchNorm2d) and type(m.act) is nn.ReLU]
         is_hooked = any(has_hooks(module) for module in self.modules() if module is not self)
         if is_hooked or len(norms) < 6 or not supports_concat(norms, x):

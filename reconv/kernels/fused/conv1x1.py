@@ -27,13 +27,13 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
     """conv(x), and its statistics for the norm after it where one kernel computes both."""
     if isinstance(norm, FusedBatchNorm2d) and is_plain_conv1x1(conv) and norm.supports(x):
         assert isinstance(conv, nn.Conv2d)
-        found = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
-        if found is not None:
-            return found
+        result = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
+        if result is not None:
+            return result
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedDepthwiseConv2d) and norm.supports(x):
-        found = None if has_hooks(conv) else conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
-        if found is not None:
-            return found
+        result = None if has_hooks(conv) else conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
+        if result is not None:
+            return result
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedStemConv2d) and supports_stem(conv, norm, x):
         return conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
     return conv(x), None
@@ -58,11 +58,11 @@ def norm_act_conv_output(
         if is_same and isinstance(conv, nn.Conv2d) and supports_backward(conv, next_norm, x, has_norm=True):
             from reconv.kernels.ops.conv1x1_norm_backward import norm_relu_conv1x1_before_norm
 
-            found, statistics = norm_relu_conv1x1_before_norm(
+            result, statistics = norm_relu_conv1x1_before_norm(
                 x, norm.norm_params(), conv.weight.to(x.dtype), next_norm.norm_params(), norm.group_sizes()
             )
             norm.record(statistics)
-            return found
+            return result
     return conv_output(conv, next_norm, norm_act(norm, x, act))
 
 

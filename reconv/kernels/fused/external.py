@@ -131,8 +131,8 @@ class ExternalSqueezeExcitation(ExternalBlock, SqueezeExciteKernels):
     def gate_of_means(self, means: Tensor) -> Tensor:
         assert self.fused_graph is not None
         layers = list(graph_layers(self, self.fused_graph.main))
-        found = _gate_layers(layers)
-        gate = None if found is None else excitation_gate(means, *found)
+        network = _gate_layers(layers)
+        gate = None if network is None else excitation_gate(means, *network)
         if gate is not None:
             return gate
         for layer in layers:
@@ -156,10 +156,10 @@ class ExternalSqueezeExcitation(ExternalBlock, SqueezeExciteKernels):
 
 def _gate_layers(layers: Sequence[nn.Module]) -> tuple[nn.Module, nn.Module, nn.Module] | None:
     """fc1, activation and fc2 of layers that end in a sigmoid; None if there are others."""
-    kept = [layer for layer in layers if type(layer) is not nn.Identity or has_hooks(layer)]
-    if len(kept) != 4 or type(kept[3]) is not nn.Sigmoid or has_hooks(kept[3]):
+    others = [layer for layer in layers if type(layer) is not nn.Identity or has_hooks(layer)]
+    if len(others) != 4 or type(others[3]) is not nn.Sigmoid or has_hooks(others[3]):
         return None
-    return kept[0], kept[1], kept[2]
+    return others[0], others[1], others[2]
 
 
 _KINDS: dict[str, type[ExternalBlock]] = {

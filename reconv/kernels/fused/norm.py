@@ -130,8 +130,8 @@ def norm_relu_concat(y: Tensor, norms: Sequence[FusedBatchNorm2d], inputs: Seque
 
 
 def _record_parts(norms: Sequence[FusedBatchNorm2d], statistics: Tensor) -> None:
-    for norm, own in zip(norms, statistics.split([norm.num_features for norm in norms], 2), strict=True):
-        norm.record(own)
+    for norm, part in zip(norms, statistics.split([norm.num_features for norm in norms], 2), strict=True):
+        norm.record(part)
 
 
 def norm_act_squeeze_excite(

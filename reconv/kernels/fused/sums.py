@@ -134,13 +134,13 @@ def _add_norms(
 ) -> DualUse:
     from reconv.kernels.ops.batch_norm import batch_norm_add_act, batch_norm_add_norm_act
 
-    own, groups = norm.norm_params(), norm.group_sizes()
+    params, groups = norm.norm_params(), norm.group_sizes()
     if other_norm is None:
-        main, shortcut, statistics = batch_norm_add_act(x.y, own, other.y, groups, act, x.stats)
+        main, shortcut, statistics = batch_norm_add_act(x.y, params, other.y, groups, act, x.stats)
     else:
-        theirs = other_norm.norm_params()
+        other_params = other_norm.norm_params()
         main, shortcut, statistics, other_statistics = batch_norm_add_norm_act(
-            x.y, own, other.y, theirs, groups, act, x.stats, other.stats
+            x.y, params, other.y, other_params, groups, act, x.stats, other.stats
         )
         other_norm.record(other_statistics)
     norm.record(statistics)

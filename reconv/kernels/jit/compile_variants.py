@@ -81,8 +81,8 @@ def compile_variant(module: str, name: str, types: list[str], constants: dict[st
 def _compile(target: list[Any], variant: list[Any]) -> None:
     """Compile a variant and its launcher, which takes as long where it is C code."""
     driver.set_active(TargetGpu(GPUTarget(*target)))
-    found = compile_variant(*variant)
-    import_module("triton.backends.nvidia.driver").CudaLauncher(found.src, found.metadata)
+    compiled = compile_variant(*variant)
+    import_module("triton.backends.nvidia.driver").CudaLauncher(compiled.src, compiled.metadata)
 
 
 def _build_driver() -> None:

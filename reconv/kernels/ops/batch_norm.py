@@ -88,10 +88,10 @@ def batch_norm_add_act(
     The output is returned as two tensors that share memory, so that each use has its own gradient and the backward
     kernel adds them as it reads them.
     """
-    output: tuple[Tensor, ...] = _BatchNormAddAct.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, identity, norm, groups, act, stats
+    output: tuple[Tensor, ...] = _BatchNormSum.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, identity, None, None, norm, None, groups, act, stats, None
     )
-    return output
+    return output[:3]
 
 
 def batch_norm_add_norm_act(
@@ -105,14 +105,70 @@ def batch_norm_add_norm_act(
     other_stats: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """act(norm(x) + other_norm(other)), twice, and the statistics of both."""
-    output: tuple[Tensor, ...] = _BatchNormAddNormAct.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, ...] = _BatchNormSum.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act, stats,
         other_stats,
     )  # fmt: skip
     return output
 
 
-class _BatchNormAct(Function):
+class NormFunction(Function):
+    """Base of the autograd functions of a batch norm and of what is fused with it.
+
+    The norm's input is saved, and statistics have no gradient. An unused output has the gradient None, not zeros.
+    """
+
+    @staticmethod
+    def save(ctx: Any, operand: NormInput, *others: Tensor | None, constant: Sequence[Tensor | None] = ()) -> None:
+        """Save the norm's input and others; `constant` are more outputs without a gradient than its statistics."""
+        ctx.save_for_backward(*operand.tensors(), *others)
+        ctx.mark_non_differentiable(operand.stats, *(tensor for tensor in constant if tensor is not None))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def saved(ctx: Any) -> tuple[NormInput, tuple[Tensor, ...]]:
+        """The norm's input, and the other saved tensors."""
+        tensors = ctx.saved_tensors
+        return NormInput(*tensors[:4]), tensors[4:]
+
+    @staticmethod
+    def parameter_gradients(operand: NormInput, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of weight and bias from sums of dz and dz * xhat [2 or more, groups, channels]."""
+        return sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
+
+
+class NormSumFunction(NormFunction):
+    """Base of the autograd functions of a sum, norm(x) + other or norm(x) + other_norm(other)."""
+
+    @staticmethod
+    def save_sum(
+        ctx: Any, operand: NormInput, other: NormInput | None, *others: Tensor, constant: Sequence[Tensor | None] = ()
+    ) -> None:
+        """Save both operands; one without a norm is not needed again."""
+        others_norm = () if other is None else other.tensors()
+        other_stats = None if other is None else other.stats
+        NormFunction.save(ctx, operand, *others, *others_norm, constant=(other_stats, *constant))
+        ctx.num_others = len(others)
+
+    @staticmethod
+    def saved_sum(ctx: Any) -> tuple[NormInput, NormInput | None, tuple[Tensor, ...]]:
+        """Both operands, the second if it has a norm, and the other saved tensors."""
+        operand, others = NormFunction.saved(ctx)
+        of_norm = others[ctx.num_others :]
+        return operand, NormInput(*of_norm) if of_norm else None, others[: ctx.num_others]
+
+    @staticmethod
+    def other_gradients(
+        other: NormInput | None, sums: Tensor, dz: Tensor, dother: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of the second operand and of its norm's weight and bias."""
+        if other is None:
+            return dz, None, None
+        dbias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
+        return dother, sum_groups(sums[2], other.weight), dbias
+
+
+class _BatchNormAct(NormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -124,59 +180,21 @@ class _BatchNormAct(Function):
         act: Activation,
         stats: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
-        ctx.save_for_backward(*operand.tensors())
-        ctx.rows, ctx.act = rows, act
-        ctx.mark_non_differentiable(operand.stats)
-        ctx.set_materialize_grads(False)
-        return write_output(operand, None, None, rows, act), operand.stats
+        ctx.rows, ctx.act = channel_rows(x, groups), act
+        operand = norm_input(x, weight, bias, norm, ctx.rows, stats)
+        NormFunction.save(ctx, operand)
+        return write_output(operand, None, None, ctx.rows, act), operand.stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        operand = NormInput(*ctx.saved_tensors)
+        operand, _others = NormFunction.saved(ctx)
         gradient = dy.contiguous(memory_format=torch.channels_last)
         sums = gradient_sums(gradient, None, operand, None, None, None, ctx.rows, ctx.act)
         dx, _other = input_gradients(gradient, operand, None, sums, ctx.rows, ctx.act)
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None, None
+        return dx, *NormFunction.parameter_gradients(operand, sums), None, None, None, None
 
 
-class _BatchNormAddAct(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        identity: Tensor,
-        norm: NormParams,
-        groups: Sequence[int],
-        act: Activation,
-        stats: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
-        bits = empty_relu_mask(rows, x.device, act)
-        y = write_output(operand, identity, bits, rows, act)
-        ctx.save_for_backward(*operand.tensors(), bits)
-        ctx.rows, ctx.act = rows, act
-        ctx.mark_non_differentiable(operand.stats)
-        ctx.set_materialize_grads(False)
-        return y, y.detach(), operand.stats
-
-    @staticmethod
-    def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        *saved, bits = ctx.saved_tensors
-        operand = NormInput(*saved)
-        gradient, gradient2 = output_gradients(first, second)
-        dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
-        sums = gradient_sums(gradient, gradient2, operand, None, bits, dz, ctx.rows, ctx.act)
-        dz = gradient if dz is None else dz
-        dx, _other = input_gradients(dz, operand, None, sums, ctx.rows, "none")
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), dz, *([None] * 4)
-
-
-class _BatchNormAddNormAct(Function):
+class _BatchNormSum(NormSumFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -184,46 +202,60 @@ class _BatchNormAddNormAct(Function):
         weight: Tensor,
         bias: Tensor,
         other_x: Tensor,
-        other_weight: Tensor,
-        other_bias: Tensor,
+        other_weight: Tensor | None,
+        other_bias: Tensor | None,
         norm: NormParams,
-        other_norm: NormParams,
+        other_norm: NormParams | None,
         groups: Sequence[int],
         act: Activation,
         stats: Tensor | None,
         other_stats: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        rows = channel_rows(x, groups)
-        stats = statistics(x, norm, rows) if stats is None else stats
-        other_stats = statistics(other_x, other_norm, rows) if other_stats is None else other_stats
-        operand = NormInput(x, stats, weight, bias)
-        other = NormInput(other_x, other_stats, other_weight, other_bias)
-        bits = empty_relu_mask(rows, x.device, act)
-        y = write_output(operand, other, bits, rows, act)
-        ctx.save_for_backward(*operand.tensors(), *other.tensors(), bits)
-        ctx.rows, ctx.act = rows, act
-        ctx.mark_non_differentiable(operand.stats, other.stats)
-        ctx.set_materialize_grads(False)
-        return y, y.detach(), operand.stats, other.stats
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        ctx.rows, ctx.act = channel_rows(x, groups), act
+        operand = norm_input(x, weight, bias, norm, ctx.rows, stats)
+        other = other_input(other_x, other_weight, other_bias, other_norm, ctx.rows, other_stats)
+        bits = empty_relu_mask(ctx.rows, x.device, act)
+        y = write_output(operand, other_x if other is None else other, bits, ctx.rows, act)
+        NormSumFunction.save_sum(ctx, operand, other, bits)
+        return y, y.detach(), operand.stats, None if other is None else other.stats
 
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        *saved, bits = ctx.saved_tensors
-        operand, other = NormInput(*saved[:4]), NormInput(*saved[4:])
+        operand, other, (bits,) = NormSumFunction.saved_sum(ctx)
         gradient, gradient2 = output_gradients(first, second)
         dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
         sums = gradient_sums(gradient, gradient2, operand, other, bits, dz, ctx.rows, ctx.act)
-        dx, dother = input_gradients(gradient if dz is None else dz, operand, other, sums, ctx.rows, "none")
-        dbias = sum_groups(sums[0], operand.bias)
-        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
-        dweight, dother_weight = sum_groups(sums[1], operand.weight), sum_groups(sums[2], other.weight)
-        return dx, dweight, dbias, dother, dother_weight, dother_bias, *([None] * 6)
+        dz = gradient if dz is None else dz
+        dx, dother = input_gradients(dz, operand, other, sums, ctx.rows, "none")
+        of_other = NormSumFunction.other_gradients(other, sums, dz, dother)
+        return dx, *NormFunction.parameter_gradients(operand, sums), *of_other, *([None] * 6)
+
+
+def norm_input(
+    x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, rows: ChannelRows, stats: Tensor | None
+) -> NormInput:
+    """The input of a norm with its statistics, which are computed unless they are known."""
+    return NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
+
+
+def other_input(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: NormParams | None,
+    rows: ChannelRows,
+    stats: Tensor | None,
+) -> NormInput | None:
+    """The same for the second operand of a sum; None if it has no norm."""
+    if norm is None or weight is None or bias is None:
+        return None
+    return norm_input(x, weight, bias, norm, rows, stats)
 
 
 def output_gradients(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The gradients of an output's one or two uses, channels_last."""
-    given = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
-    return given[0], given[1] if len(given) == 2 else None
+    gradients = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
+    return gradients[0], gradients[1] if len(gradients) == 2 else None
 
 
 def empty_relu_mask(rows: ChannelRows, on: torch.device, act: Activation) -> Tensor:

@@ -54,8 +54,8 @@ class AnchorLayout:
 
     def channels(self, boxes: int) -> int:
         """Channels of a map with this many anchors per cell, padded to a multiple of 8."""
-        wanted = boxes * (self.num_classes + 4)
-        return -(-wanted // dispatch.CHANNEL_MULTIPLE) * dispatch.CHANNEL_MULTIPLE
+        num_outputs = boxes * (self.num_classes + 4)
+        return -(-num_outputs // dispatch.CHANNEL_MULTIPLE) * dispatch.CHANNEL_MULTIPLE
 
 
 def empty_ground_truth(maps: Sequence[Tensor], layout: AnchorLayout) -> GroundTruthBatch:
@@ -94,8 +94,8 @@ class _BoxLosses(Function):
         targets = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = match_anchors_fused(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for read, numbers, grid, known in _calls(inputs, layout, truth):
-            launch(device.losses, grid, *read, rows, *targets, by_class, by_box, log_sums, *numbers, **known)
+        for read, numbers, grid, constants in _calls(inputs, layout, truth):
+            launch(device.losses, grid, *read, rows, *targets, by_class, by_box, log_sums, *numbers, **constants)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
         launch(
@@ -109,11 +109,11 @@ class _BoxLosses(Function):
     @staticmethod
     def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
         rows, boxes, labels, anchors, log_sums, losses, *inputs = ctx.saved_tensors
-        known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
+        saved = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
         gradients, of_biases = [], []
         for read, numbers, grid, constants in _calls(inputs, ctx.layout, ctx.truth):
             dx = torch.empty_like(read[0]).zero_()
-            launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
+            launch(device.gradient, grid, *read, *saved, dx, *numbers, **constants)
             gradients.append(dx)
             sums, widths = channel_sums(dx).to(read[1].dtype), [len(bias) for bias in read[1:]]
             of_biases += sums[: sum(widths)].split(widths)
@@ -128,11 +128,11 @@ def match_anchors_fused(truth: GroundTruthBatch) -> Tensor:
     rows = torch.empty(n, num_anchors, dtype=torch.int32, device=on)
     inputs = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), best_anchors)
     # Without FMA, ties and the threshold are those of the plain operations, which round products before adding.
-    known = {"LANES": _LANES, "enable_fp_fusion": False}
+    constants = {"LANES": _LANES, "enable_fp_fusion": False}
     programs = min(num_rows, _CLAIM_PROGRAMS)
-    launch(device.best_anchor_per_box, (programs, n), *inputs, num_rows, num_anchors, **known)
+    launch(device.best_anchor_per_box, (programs, n), *inputs, num_rows, num_anchors, **constants)
     grid = (-(-num_anchors // _LANES), n)
-    launch(device.match, grid, *inputs, rows, num_rows, num_anchors, truth.threshold, **known)
+    launch(device.match, grid, *inputs, rows, num_rows, num_anchors, truth.threshold, **constants)
     return rows
 
 
@@ -142,7 +142,7 @@ def _calls(
     """For each map: the map and its two biases, the kernels' numbers, the launch grid and the constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()
     rows, warps = max(1, _WARP_VALUES // classes), max(1, classes // _WARP_VALUES)
-    known = {"ROWS": rows, "CLASSES": classes, "num_warps": warps}
+    constants = {"ROWS": rows, "CLASSES": classes, "num_warps": warps}
     first = 0
     number = len(layout.per_cell)
     maps, biases = inputs[:number], inputs[number:]
@@ -150,5 +150,5 @@ def _calls(
         n, channels, height, width = x.shape
         cells = height * width
         counts = (truth.labels.shape[1], len(truth.anchors_cxcywh), cells, boxes, layout.num_classes, channels, first)
-        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // rows), n), known
+        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // rows), n), constants
         first += cells * boxes

@@ -230,5 +230,5 @@ def _num_tiles(rows: ChannelRows, config: ExpansionTile) -> int:
 def _grid(rows: ChannelRows, outputs: int, config: ExpansionTile) -> tuple[int, int, int]:
     """Blocks of output channels, splits of the rows, groups."""
     num_blocks = -(-outputs // config.block)
-    wanted = max(1, config.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
-    return num_blocks, min(wanted, _num_tiles(rows, config), MAX_GRID_YZ), rows.num_groups
+    num_programs = max(1, config.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
+    return num_blocks, min(num_programs, _num_tiles(rows, config), MAX_GRID_YZ), rows.num_groups

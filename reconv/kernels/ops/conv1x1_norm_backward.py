@@ -21,12 +21,12 @@ from reconv.kernels.conv_output import ConvOutput, DeferredGradient
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.ops import conv1x1_statistics as conv1x1
 from reconv.kernels.ops.batch_norm import (
+    NormFunction,
     NormInput,
     NormParams,
     gradient_sums,
     input_gradients,
-    statistics,
-    sum_groups,
+    norm_input,
     write_output,
 )
 from reconv.kernels.ops.partial_sums import add_partials
@@ -83,7 +83,7 @@ def conv1x1_before_norm(x: Tensor, filters: Tensor, next_norm: NormParams, group
     return ConvOutput(y, stats, deferred)
 
 
-class _NormReluConv1x1(Function):
+class _NormReluConv1x1(NormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -97,7 +97,7 @@ class _NormReluConv1x1(Function):
         deferred: DeferredGradient,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, filters = channel_rows(x, groups), filters.contiguous()
-        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        operand = norm_input(x, weight, bias, norm, rows, None)
         tile = conv1x1.tile_config(x.shape[1], len(filters))
         assert tile is not None, "`supports` is false"
         is_written = tile.inputs is not None or CONFIGS[*filters.shape[:2], True].block is not None
@@ -105,28 +105,25 @@ class _NormReluConv1x1(Function):
         y, stats = conv1x1.conv_output(
             x if used is None else used, filters, next_norm, groups, tile, operand if used is None else None
         )
-        ctx.save_for_backward(*operand.tensors(), filters, used)
+        NormFunction.save(ctx, operand, filters, used, constant=(stats,))
         ctx.rows, ctx.deferred = rows, deferred
-        ctx.mark_non_differentiable(stats, operand.stats)
-        ctx.set_materialize_grads(False)
         return y, stats, operand.stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        *saved, filters, used = ctx.saved_tensors
-        operand, rows, dy = NormInput(*saved), ctx.rows, dy.contiguous(memory_format=torch.channels_last)
-        found = ctx.deferred.take()
-        if found is None:
+        operand, (filters, used) = NormFunction.saved(ctx)
+        rows, dy = ctx.rows, dy.contiguous(memory_format=torch.channels_last)
+        taken = ctx.deferred.take()
+        if taken is None:
             used = write_output(operand, None, None, rows, "relu") if used is None else used
-            given, dfilters = _conv_gradients(dy, used, filters, (True, ctx.needs_input_grad[3]))
-            sums = gradient_sums(given, None, operand, None, None, None, rows, "relu")
-            dx, _other = input_gradients(given, operand, None, sums, rows, "relu")
+            dinput, dfilters = _conv_gradients(dy, used, filters, (True, ctx.needs_input_grad[3]))
+            sums = gradient_sums(dinput, None, operand, None, None, None, rows, "relu")
+            dx, _other = input_gradients(dinput, operand, None, sums, rows, "relu")
         else:
-            used = used if ctx.needs_input_grad[3] else None
-            given, dfilters, sums = gradients(dy, found, operand, filters, rows, used)
-            dx, _other = input_gradients(given, operand, None, sums, rows, "none")
-        dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
-        return dx, dweight, dbias, dfilters, None, None, None, None
+            inputs = used if ctx.needs_input_grad[3] else None
+            dinput, dfilters, sums = gradients(dy, taken, operand, filters, rows, inputs)
+            dx, _other = input_gradients(dinput, operand, None, sums, rows, "none")
+        return dx, *NormFunction.parameter_gradients(operand, sums), dfilters, None, None, None, None
 
 
 class _Conv1x1(Function):
@@ -147,20 +144,20 @@ class _Conv1x1(Function):
     def backward(ctx: Any, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         x, filters = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
-        found = ctx.deferred.take()
-        if found is None:
+        taken = ctx.deferred.take()
+        if taken is None:
             dx, dfilters = _conv_gradients(dy, x, filters, ctx.needs_input_grad[:2])
         else:
-            dx, dfilters, _sums = gradients(dy, found, x, filters, ctx.rows)
+            dx, dfilters, _sums = gradients(dy, taken, x, filters, ctx.rows)
         return dx, dfilters, None, None, None
 
 
-def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
+def _conv_gradients(dy: Tensor, x: Tensor, filters: Tensor, needs_grad: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
     """The gradients of the convolution's input and filters, as far as they are wanted."""
-    found: tuple[Tensor, Tensor | None, None] = torch.ops.aten.convolution_backward(
-        dy, x, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False]
+    result: tuple[Tensor, Tensor | None, None] = torch.ops.aten.convolution_backward(
+        dy, x, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*needs_grad, False]
     )
-    return found[:2]
+    return result[:2]
 
 
 def gradients(

@@ -143,8 +143,8 @@ def conv_output(
     counts = rows.channels // 8, rows.num_rows, rows.group_rows, outputs // 8, norm.eps
     if config.inputs is None:
         of_x = (stats, stats, stats) if before is None else before.tensors()[1:]  # not used without a norm
-        known = {"HAS_NORM": before is not None, **_constants(rows, config)}
-        launch(device.conv_few_inputs, grid, x, *of_x, filters, *written, *counts, **known)
+        constants = {"HAS_NORM": before is not None, **_constants(rows, config)}
+        launch(device.conv_few_inputs, grid, x, *of_x, filters, *written, *counts, **constants)
     else:
         assert before is None
         launch(device.conv_many_inputs, grid, x, filters, *written, *counts, **_constants(rows, config))

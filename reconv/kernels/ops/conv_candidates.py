@@ -204,9 +204,9 @@ def _triton_gemms(inputs: ConvInputs, config: ConvConfig) -> list[Candidate]:
         return []
     images = 1 if inputs.gate is None else len(x)
     pixels = x.numel() // (x.shape[1] * images)
-    found = gemm_tiles(images, pixels, x.shape[1], len(inputs.weight))
+    tiles = gemm_tiles(images, pixels, x.shape[1], len(inputs.weight))
     available_bytes = _shared_bytes(x)
-    fitting = [tile for tile in found if tile.shared_bytes(x.shape[1], x.element_size()) <= available_bytes]
+    fitting = [tile for tile in tiles if tile.shared_bytes(x.shape[1], x.element_size()) <= available_bytes]
     return [partial(triton_gemm, tile=tile) for tile in fitting]
 
 
@@ -227,8 +227,8 @@ def gemm_tiles(images: int, pixels: int, channels: int, outputs: int) -> list[Ge
     widths = {min(whole, _WIDE), min(snug, whole)}
     fits = min(_HEIGHTS, key=lambda height: (-pixels % height if images > 1 else 0, -height))
     heights = _HEIGHTS if len(widths) == 1 else (fits,)
-    found = sorted((height, width) for height in heights for width in widths)
-    return [GemmTile(h, min(step, _STEP), w, 8 if h * w >= _WIDE * _WIDE else 4) for h, w in found]
+    tiles = sorted((height, width) for height in heights for width in widths)
+    return [GemmTile(h, min(step, _STEP), w, 8 if h * w >= _WIDE * _WIDE else 4) for h, w in tiles]
 
 
 def _next_power_of_2(number: int) -> int:

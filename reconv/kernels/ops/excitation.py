@@ -63,17 +63,18 @@ class _ExcitationGate(Function):
         means, weight1, bias1, weight2, bias2, z, gate = ctx.saved_tensors
         (images, channels), hidden = means.shape[:2], len(weight1)
         dgate, dz = dgate.contiguous(), torch.empty_like(z, dtype=means.dtype)
-        counts, known = (images, channels // 8, hidden), {"ACT": ACTIVATION_IDS[ctx.act], "HIDDEN": _padded(hidden)}
+        counts, constants = (images, channels // 8, hidden), {"ACT": ACTIVATION_IDS[ctx.act], "HIDDEN": _padded(hidden)}
         launch(
             device.hidden_gradient, (-(-images // _IMAGES),), dgate, gate, weight2, z, dz, *counts,
-            ROWS=_IMAGES, BLOCK_K=_INPUTS, **known,
+            ROWS=_IMAGES, BLOCK_K=_INPUTS, **constants,
         )  # fmt: skip
-        found = [torch.empty_like(tensor) for tensor in (means, weight1, bias1, weight2, bias2)]
+        gradients = [torch.empty_like(tensor) for tensor in (means, weight1, bias1, weight2, bias2)]
         launch(
-            device.gradients, (-(-channels // _SUMMED_CHANNELS),), dgate, gate, means, weight1, z, dz, *found, *counts,
-            ROWS=_SUMMED_IMAGES, BLOCK=_SUMMED_CHANNELS, **known,
+            device.gradients, (-(-channels // _SUMMED_CHANNELS),),
+            dgate, gate, means, weight1, z, dz, *gradients, *counts,
+            ROWS=_SUMMED_IMAGES, BLOCK=_SUMMED_CHANNELS, **constants,
         )  # fmt: skip
-        return *found, None
+        return *gradients, None
 
 
 def _padded(hidden: int) -> int:

@@ -114,10 +114,13 @@ def _conv2d(x: Tensor, weight: Tensor) -> Tensor:
     return F.conv2d(x, weight, padding=1, groups=len(weight) // weight.shape[1])
 
 
-def cudnn_gradients(dy: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]) -> tuple[Tensor | None, Tensor | None]:
+def cudnn_gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, needs_grad: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """cuDNN's gradients of input and weight, those that are wanted."""
     dx, dweight, _ = torch.ops.aten.convolution_backward(
-        *(dy, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], len(weight) // weight.shape[1]), [*wanted, False]
+        *(dy, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], len(weight) // weight.shape[1]),
+        [*needs_grad, False],
     )
     return dx, dweight
 

@@ -40,7 +40,7 @@ def supports(x: Tensor, window: PoolWindow) -> bool:
     """Whether the numbers of images and tiles fit into a launch grid."""
     images, channels, height, width = x.shape
     sides = ((height, width), (window.out_side(height), window.out_side(width)))
-    grids = [divide(images, channels, *given)[0] for given in sides for divide in (_tiles, _strips)]
+    grids = [divide(images, channels, *lengths)[0] for lengths in sides for divide in (_tiles, _strips)]
     return max(size for grid in grids for size in grid[1:]) <= MAX_GRID_YZ
 
 
@@ -55,14 +55,14 @@ def _forward(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
     sides = (window.out_side(height), window.out_side(width))
     y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     written = y, y if place is None else place
-    counts, known = (channels // 8, height, width, *sides), {"PLACES": int(place is not None)}
-    known |= {"STRIDE": window.stride, **_padding_before(x, window)}
+    counts, constants = (channels // 8, height, width, *sides), {"PLACES": int(place is not None)}
+    constants |= {"STRIDE": window.stride, **_padding_before(x, window)}
     if window.side == 3 and window.stride <= 2:
         grid, division, tile = _strips(images, channels, *sides)
-        launch(device.pool_lines, grid, x, *written, *counts, *division, **known, **tile)
+        launch(device.pool_lines, grid, x, *written, *counts, *division, **constants, **tile)
     else:
         grid, division, tile = _tiles(images, channels, *sides)
-        launch(device.pool, grid, x, *written, *counts, *division, KERNEL=window.side, **known, **tile)
+        launch(device.pool, grid, x, *written, *counts, *division, KERNEL=window.side, **constants, **tile)
     return y
 
 
@@ -110,15 +110,15 @@ def _backward(ctx: Any, dy: Tensor, other: Tensor | None) -> Tensor:
     dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     added = dx if other is None else other.contiguous(memory_format=torch.channels_last)
     tensors, counts = (dy, place, added, dx), (channels // 8, *ctx.sides)
-    known = {"TWO_GRADS": int(other is not None), **ctx.before}
+    constants = {"TWO_GRADS": int(other is not None), **ctx.before}
     side, stride = ctx.window.side, ctx.window.stride
     if (side, stride) == (3, 1):
         grid, division, tile = _strips(images, channels, height, width)
-        launch(device.gradient_lines, grid, *tensors, *counts, *division, **known, **tile)
+        launch(device.gradient_lines, grid, *tensors, *counts, *division, **constants, **tile)
     else:
         grid, division, tile = _tiles(images, channels, height, width)
-        known |= {"KERNEL": side, "STRIDE": stride, "WINDOWS": -(-side // stride)}
-        launch(device.gradient, grid, *tensors, *counts, *division, **known, **tile)
+        constants |= {"KERNEL": side, "STRIDE": stride, "WINDOWS": -(-side // stride)}
+        launch(device.gradient, grid, *tensors, *counts, *division, **constants, **tile)
     return dx
 
 

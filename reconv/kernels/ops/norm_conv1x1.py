@@ -13,12 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.jit.launch import launch
-from reconv.kernels.ops.batch_norm import ACTIVATION_IDS, NormInput, NormParams, row_counts, statistics, sum_groups
+from reconv.kernels.ops.batch_norm import (
+    ACTIVATION_IDS,
+    NormFunction,
+    NormInput,
+    NormParams,
+    norm_input,
+    row_counts,
+)
 from reconv.kernels.ops.partial_sums import add_partials
 from reconv.kernels.reference import Activation
 from reconv.kernels.triton import norm_conv1x1 as device
@@ -72,7 +78,7 @@ def batch_norm_act_conv1x1(
     return output
 
 
-class _BatchNormActConv1x1(Function):
+class _BatchNormActConv1x1(NormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -85,24 +91,18 @@ class _BatchNormActConv1x1(Function):
         act: Activation,
         stats: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
-        filters = filters.contiguous()
-        ctx.save_for_backward(*operand.tensors(), filters)
-        ctx.rows, ctx.act = rows, act
-        ctx.mark_non_differentiable(operand.stats)
-        ctx.set_materialize_grads(False)
-        return conv_output(operand, filters, rows, act), operand.stats
+        ctx.rows, ctx.act = channel_rows(x, groups), act
+        operand, filters = norm_input(x, weight, bias, norm, ctx.rows, stats), filters.contiguous()
+        NormFunction.save(ctx, operand, filters)
+        return conv_output(operand, filters, ctx.rows, act), operand.stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        *saved, filters = ctx.saved_tensors
-        operand = NormInput(*saved)
+        operand, (filters,) = NormFunction.saved(ctx)
         dy = dy.contiguous(memory_format=torch.channels_last)
         sums, dfilters = gradient_sums(dy, operand, filters, ctx.rows, ctx.act)
         dx = input_gradient(dy, operand, filters, sums, ctx.rows, ctx.act)
-        dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
-        return dx, dweight, dbias, dfilters, None, None, None, None
+        return dx, *NormFunction.parameter_gradients(operand, sums), dfilters, None, None, None, None
 
 
 def conv_output(operand: NormInput, filters: Tensor, rows: ChannelRows, act: Activation) -> Tensor:
@@ -162,8 +162,8 @@ def _num_tiles(rows: ChannelRows, form: _TileConfig) -> int:
 def _grid(rows: ChannelRows, form: _TileConfig) -> tuple[int, int, int]:
     """Blocks of channels, splits of the rows, groups."""
     num_blocks = -(-rows.channels // form.block)
-    wanted = max(1, form.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
-    return num_blocks, min(wanted, _num_tiles(rows, form)), rows.num_groups
+    num_programs = max(1, form.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
+    return num_blocks, min(num_programs, _num_tiles(rows, form)), rows.num_groups
 
 
 def _shape(filters: Tensor, form: _TileConfig) -> dict[str, int]:

@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.ops.batch_norm import (
     CONFIGS,
+    NormFunction,
     NormInput,
     NormParams,
     gradient_sums,
+    norm_input,
     output_gradients,
     row_counts,
-    statistics,
-    sum_groups,
     tile_constants,
 )
 from reconv.kernels.triton import norm_max_pool as device
@@ -51,7 +50,32 @@ def batch_norm_relu_max_pool(
     return output
 
 
-class _BatchNormReluMaxPool(Function):
+class PooledNormFunction(NormFunction):
+    """Base of the autograd functions of max_pool(relu(norm(x))), which return the output twice."""
+
+    @staticmethod
+    def forward_pooled(
+        ctx: Any, operand: NormInput, groups: Sequence[int], window: PoolWindow, *others: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, twice, and the statistics of x."""
+        y, peak, place = write_pooled(operand, groups, window)
+        NormFunction.save(ctx, operand, peak, place, *others)
+        ctx.groups, ctx.window = groups, window
+        return y, y.detach(), operand.stats
+
+    @staticmethod
+    def pooled_gradients(
+        ctx: Any, first: Tensor | None, second: Tensor | None, operand: NormInput, peak: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the pooled values, and sums over a group of it before the ReLU and of that times xhat."""
+        gradient, gradient2 = output_gradients(first, second)
+        dz = None if gradient2 is None else torch.empty_like(peak)
+        peaks = NormInput(peak, operand.stats, operand.weight, operand.bias)
+        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, channel_rows(peak, ctx.groups), "relu")
+        return gradient if dz is None else dz, sums
+
+
+class _BatchNormReluMaxPool(PooledNormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -63,25 +87,15 @@ class _BatchNormReluMaxPool(Function):
         window: PoolWindow,
         stats: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        stats = statistics(x, norm, channel_rows(x, groups)) if stats is None else stats
-        operand = NormInput(x, stats, weight, bias)
-        y, peak, place = write_pooled(operand, groups, window)
-        ctx.save_for_backward(*operand.tensors(), peak, place)
-        ctx.groups, ctx.window = groups, window
-        ctx.mark_non_differentiable(operand.stats)
-        ctx.set_materialize_grads(False)
-        return y, y.detach(), operand.stats
+        operand = norm_input(x, weight, bias, norm, channel_rows(x, groups), stats)
+        return PooledNormFunction.forward_pooled(ctx, operand, groups, window)
 
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        *saved, peak, place = ctx.saved_tensors
-        operand = NormInput(*saved)
-        gradient, gradient2 = output_gradients(first, second)
-        dz = None if gradient2 is None else torch.empty_like(peak)
-        peaks = NormInput(peak, operand.stats, operand.weight, operand.bias)
-        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, channel_rows(peak, ctx.groups), "relu")
-        dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups, ctx.window)
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), *([None] * 4)
+        operand, (peak, place) = NormFunction.saved(ctx)
+        dz, sums = PooledNormFunction.pooled_gradients(ctx, first, second, operand, peak)
+        dx = input_gradient(dz, place, operand, sums, ctx.groups, ctx.window)
+        return dx, *NormFunction.parameter_gradients(operand, sums), *([None] * 4)
 
 
 def write_pooled(

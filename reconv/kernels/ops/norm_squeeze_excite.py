@@ -19,11 +19,11 @@ from reconv.kernels.channels_last import ChannelRows, LaunchConfig, channel_rows
 from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 from reconv.kernels.ops.batch_norm import (
     ACTIVATION_IDS,
+    NormFunction,
     NormInput,
     NormParams,
+    norm_input,
     output_gradients,
-    statistics,
-    sum_groups,
 )
 from reconv.kernels.reference import Activation
 from reconv.kernels.triton import norm_squeeze_excite as device
@@ -98,7 +98,7 @@ def _norm_gate(
     return outputs, stats
 
 
-class _Squeeze(Function):
+class _Squeeze(NormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -110,7 +110,7 @@ class _Squeeze(Function):
         stats: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         images = shared.images
-        operand = NormInput(x, statistics(x, norm, images.rows) if stats is None else stats, weight, bias)
+        operand = norm_input(x, weight, bias, norm, images.rows, stats)
         means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
         slopes = torch.empty(2, *x.shape[:2], dtype=torch.float32, device=x.device)
         config = images.reduce_config(False)
@@ -119,16 +119,13 @@ class _Squeeze(Function):
             images.rows.num_groups, ACT=ACTIVATION_IDS[shared.act],
             STAGES=images.stages(config, x), **images.tile(config),
         )  # fmt: skip
-        ctx.save_for_backward(*operand.tensors(), slopes)
+        NormFunction.save(ctx, operand, slopes)
         ctx.shared = shared
-        ctx.mark_non_differentiable(operand.stats)
-        ctx.set_materialize_grads(False)
         return x.detach(), means, operand.stats
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor, dmeans: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        *saved, slopes = ctx.saved_tensors
-        operand, shared = NormInput(*saved), ctx.shared
+        (operand, (slopes,)), shared = NormFunction.saved(ctx), ctx.shared
         images = shared.images
         rows, gate = images.rows, shared.gate
         dmeans = dmeans.contiguous()
@@ -144,7 +141,7 @@ class _Squeeze(Function):
             device.gradient, images.grid(config), dz, *operand.tensors(), gate, dmeans, sums, dx, *images.counts(),
             rows.num_groups, ACT=ACTIVATION_IDS[shared.act], **images.tile(config),
         )  # fmt: skip
-        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
+        return dx, *NormFunction.parameter_gradients(operand, sums), None, None, None
 
 
 class _Excite(Function):

@@ -47,8 +47,8 @@ def global_avg_pool(x: Tensor) -> Tensor:
     images, channels, height, width = x.shape
     block, pixels = min(_BLOCKS, key=lambda block: (-channels % block, -block)), height * width
     y = torch.empty(images, channels, 1, 1, dtype=x.dtype, device=x.device)
-    known = {"LANES": min(_SUMMED // block, 1 << (pixels - 1).bit_length()), "BLOCK": block, "num_warps": _SUM_WARPS}
-    launch(device.means, (-(-channels // block), images), x, y, channels // 8, pixels, **known)
+    sizes = {"LANES": min(_SUMMED // block, 1 << (pixels - 1).bit_length()), "BLOCK": block, "num_warps": _SUM_WARPS}
+    launch(device.means, (-(-channels // block), images), x, y, channels // 8, pixels, **sizes)
     return y
 
 

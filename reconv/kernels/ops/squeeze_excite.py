@@ -40,8 +40,8 @@ class _Squeeze(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: _Gate) -> tuple[Tensor, Tensor]:
         means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
-        grid, counts, known = _programs(x)
-        launch(device.means, grid, x, means, *counts, **known)
+        grid, counts, constants = _programs(x)
+        launch(device.means, grid, x, means, *counts, **constants)
         ctx.gate = gate
         return x.detach(), means
 
@@ -49,8 +49,8 @@ class _Squeeze(Function):
     def backward(ctx: Any, dy: Tensor, dmeans: Tensor) -> tuple[Tensor, None]:
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(dy)
-        grid, counts, known = _programs(dy)
-        launch(device.images_gradient, grid, dy, ctx.gate.value, dmeans.contiguous(), dx, *counts, **known)
+        grid, counts, constants = _programs(dy)
+        launch(device.images_gradient, grid, dy, ctx.gate.value, dmeans.contiguous(), dx, *counts, **constants)
         return dx, None
 
 
@@ -58,8 +58,8 @@ class _Excite(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: Tensor, gate: _Gate) -> Tensor:
         y, factor = torch.empty_like(x), factor.contiguous()
-        grid, counts, known = _programs(x)
-        launch(device.scale, grid, x, factor, y, *counts, **known)
+        grid, counts, constants = _programs(x)
+        launch(device.scale, grid, x, factor, y, *counts, **constants)
         ctx.save_for_backward(x, factor)
         gate.value = factor.detach()
         return y
@@ -69,8 +69,8 @@ class _Excite(Function):
         x, factor = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         dfactor = torch.empty_like(factor)
-        grid, counts, known = _programs(x)
-        launch(device.gate_gradient, grid, dy, x, dfactor, *counts, **known)
+        grid, counts, constants = _programs(x)
+        launch(device.gate_gradient, grid, dy, x, dfactor, *counts, **constants)
         return dy, dfactor, None
 
 
@@ -78,5 +78,5 @@ def _programs(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, in
     """The launch grid, the sizes and the constants."""
     images, channels, height, width = x.shape
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
-    known = {"LANES": _LANES, "BLOCK": block}
-    return (-(-channels // block), images), (channels // 8, height * width), known
+    constants = {"LANES": _LANES, "BLOCK": block}
+    return (-(-channels // block), images), (channels // 8, height * width), constants

@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from reconv.kernels.channels_last import channel_rows, split_tiles
+from reconv.kernels.channels_last import split_tiles
 from reconv.kernels.jit.launch import launch
-from reconv.kernels.ops.batch_norm import NormInput, NormParams, gradient_sums, output_gradients, sum_groups
-from reconv.kernels.ops.norm_max_pool import write_pooled
+from reconv.kernels.ops.batch_norm import (
+    NormFunction,
+    NormInput,
+    NormParams,
+)
+from reconv.kernels.ops.norm_max_pool import PooledNormFunction
 from reconv.kernels.ops.partial_sums import add_partials
 from reconv.kernels.ops.stem import conv_output
 from reconv.kernels.triton import stem_max_pool as device
@@ -53,7 +56,7 @@ def stem_conv_norm_relu_max_pool(
     return output
 
 
-class _StemConvNormReluMaxPool(Function):
+class _StemConvNormReluMaxPool(PooledNormFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -66,28 +69,17 @@ class _StemConvNormReluMaxPool(Function):
         window: PoolWindow,
     ) -> tuple[Tensor, Tensor, Tensor]:
         x, stats = conv_output(blocks, filters, norm, groups)
-        operand = NormInput(x, stats, weight, bias)
-        y, peak, place = write_pooled(operand, groups, window)
-        ctx.save_for_backward(*operand.tensors(), peak, place, blocks)
-        ctx.groups, ctx.window, ctx.dtype = groups, window, filters.dtype
-        ctx.mark_non_differentiable(stats)
-        ctx.set_materialize_grads(False)
-        return y, y.detach(), stats
+        ctx.dtype = filters.dtype
+        return PooledNormFunction.forward_pooled(ctx, NormInput(x, stats, weight, bias), groups, window, blocks)
 
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        *saved, peak, place, blocks = ctx.saved_tensors
-        operand = NormInput(*saved)
-        gradient, gradient2 = output_gradients(first, second)
-        dz = None if gradient2 is None else torch.empty_like(peak)
-        peaks = NormInput(peak, operand.stats, operand.weight, operand.bias)
-        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, channel_rows(peak, ctx.groups), "relu")
+        operand, (peak, place, blocks) = NormFunction.saved(ctx)
+        dz, sums = PooledNormFunction.pooled_gradients(ctx, first, second, operand, peak)
         dfilters = None
         if ctx.needs_input_grad[0]:
-            dz = gradient if dz is None else dz
             dfilters = weight_gradient(dz, place, operand, sums, blocks, ctx.groups, ctx.window, ctx.dtype)
-        dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
-        return dfilters, dweight, dbias, None, None, None, None
+        return dfilters, *NormFunction.parameter_gradients(operand, sums), None, None, None, None
 
 
 def weight_gradient(

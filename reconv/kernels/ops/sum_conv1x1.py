@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from reconv.kernels.channels_last import ROWS_PER_THREAD, ChannelRows, channel_rows, counters
 from reconv.kernels.conv_output import ConvOutput, DeferredGradient
@@ -24,13 +23,15 @@ from reconv.kernels.jit.launch import launch
 from reconv.kernels.ops import batch_norm
 from reconv.kernels.ops import conv1x1_statistics as conv1x1
 from reconv.kernels.ops.batch_norm import (
+    NormFunction,
     NormInput,
     NormParams,
+    NormSumFunction,
     empty_relu_mask,
     input_gradients,
+    norm_input,
+    other_input,
     row_counts,
-    statistics,
-    sum_groups,
     write_output,
 )
 from reconv.kernels.triton import sum_conv1x1 as device
@@ -40,7 +41,6 @@ _MIN_TILE = 16  # of tensor cores
 _LANES = 16  # rows of a tile of the ReLU mask that are in different bytes
 _MASK_BLOCK = 64  # channels of such a tile
 _ADD, _ADD_NORM = 1, 2  # as in batch_norm/triton.py
-_NO_GRADIENTS = (None,) * 8  # of arguments that are not tensors, and of statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def batch_norm_add_relu_conv1x1(
     return output
 
 
-class _SumConv1x1(Function):
+class _SumConv1x1(NormSumFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -144,12 +144,8 @@ class _SumConv1x1(Function):
         other_deferred: DeferredGradient | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         rows = channel_rows(x, groups)
-        operand = NormInput(x, statistics(x, norm, rows) if stats is None else stats, weight, bias)
-        other = None
-        if other_norm is not None:
-            assert other_weight is not None and other_bias is not None
-            other_stats = statistics(other_x, other_norm, rows) if other_stats is None else other_stats
-            other = NormInput(other_x, other_stats, other_weight, other_bias)
+        operand = norm_input(x, weight, bias, norm, rows, stats)
+        other = other_input(other_x, other_weight, other_bias, other_norm, rows, other_stats)
         config = None if next_norm is None else FORWARD_CONFIGS.get((rows.channels, len(filters)))
         added = other_x if other is None else other
         if config is None:
@@ -159,18 +155,14 @@ class _SumConv1x1(Function):
         else:
             assert next_norm is not None
             y, bits, out, out_stats = sum_conv(operand, added, filters.contiguous(), next_norm, rows, config)
-        ctx.save_for_backward(y, filters, bits, *operand.tensors(), *(() if other is None else other.tensors()))
+        NormSumFunction.save_sum(ctx, operand, other, y, filters, bits, constant=(out_stats,))
         ctx.rows, ctx.deferred, ctx.other_deferred = rows, deferred, other_deferred
         ctx.mask_lanes = _LANES if config is None else config.lanes
-        known = (operand.stats, None if other is None else other.stats, out_stats)
-        ctx.mark_non_differentiable(*(t for t in known if t is not None))
-        ctx.set_materialize_grads(False)
-        return out, y, *known
+        return out, y, operand.stats, None if other is None else other.stats, out_stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, second: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        y, filters, bits, *saved = ctx.saved_tensors
-        operand, other = NormInput(*saved[:4]), NormInput(*saved[4:]) if saved[4:] else None
+        operand, other, (y, filters, bits) = NormSumFunction.saved_sum(ctx)
         dy, second = (None if g is None else g.contiguous(memory_format=torch.channels_last) for g in (dy, second))
         dz = torch.empty_like(operand.x)
         is_fused = dy is not None and second is not None
@@ -183,11 +175,8 @@ class _SumConv1x1(Function):
             dz = torch.where(y <= 0, 0, only)  # NaN passes, as in the mask
             sums = batch_norm.gradient_sums(dz, None, operand, other, bits[:0], None, ctx.rows, "none")
         dx, dother = _input_gradients(dz, operand, other, sums, ctx.rows, ctx.deferred, ctx.other_deferred)
-        own = dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
-        if other is None:
-            return *own, dz, None, None, dfilters, *_NO_GRADIENTS
-        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
-        return *own, dother, sum_groups(sums[2], other.weight), dother_bias, dfilters, *_NO_GRADIENTS
+        of_other = NormSumFunction.other_gradients(other, sums, dz, dother)
+        return dx, *NormFunction.parameter_gradients(operand, sums), *of_other, dfilters, *([None] * 8)
 
 
 def sum_conv(
@@ -254,15 +243,15 @@ def _conv_output(
 
 
 def conv_gradients(
-    dy: Tensor | None, y: Tensor, filters: Tensor, wanted: tuple[bool, bool]
+    dy: Tensor | None, y: Tensor, filters: Tensor, needs_grad: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the convolution's input and weight, as far as they are wanted."""
-    if dy is None or not any(wanted):
+    if dy is None or not any(needs_grad):
         return None, None
-    found: tuple[Tensor | None, Tensor | None, None] = torch.ops.aten.convolution_backward(
-        dy, y, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False]
+    result: tuple[Tensor | None, Tensor | None, None] = torch.ops.aten.convolution_backward(
+        dy, y, filters, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [*needs_grad, False]
     )
-    return found[:2]
+    return result[:2]
 
 
 def gradient_sums(

@@ -3,6 +3,14 @@
 Every kernel reads and writes each tensor once and computes in float32. Programs are (block of channels, split of the
 rows, group). The programs of a reduction store partial sums; the last one to finish adds them in order, so the result
 is deterministic.
+
+Shapes: x, other, y, dz, gradient, dx and dother [rows, channels]; weight and bias [channels]; stats [groups, 3,
+channels] with mean, unbiased variance and 1 / std; sums [3, groups, channels]; partials [groups, splits, 2 or 3,
+channels]; bits [groups, tiles, lanes, channels], a byte for eight rows.
+
+Hazards: addresses are computed from row and channel alone, so a tensor that is not channels_last gives garbage without
+an error. Offsets have 32 bits. A counter must be 0 at the start and is set back by the last program; two reductions
+that share counters must not overlap. Partial sums are read past L1, where another program's older values may be.
 """
 
 import triton
@@ -206,10 +214,10 @@ def statistics(
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
     head = start + tl.arange(0, LANES)
-    some = tl.load(
+    head_tile = tl.load(
         x + head[:, None] * channels + channel[None, :], mask=(head < end)[:, None] & exists[None, :], other=0.0
     )
-    shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
+    shift = tl.sum(head_tile.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
     for tile in tl.range(
@@ -253,15 +261,15 @@ def normalize(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        value = tl.load(x + at, mask=mask, other=0.0)
+        x_tile = tl.load(x + at, mask=mask, other=0.0)
         if RESIDUAL != NO_RESIDUAL:
-            added = tl.load(other + at, mask=mask, other=0.0)
-        z = (value.to(tl.float32) - mean) * scale + shift
+            other_tile = tl.load(other + at, mask=mask, other=0.0)
+        z = (x_tile.to(tl.float32) - mean) * scale + shift
         if RESIDUAL != NO_RESIDUAL:
-            added = added.to(tl.float32)
+            other_tile = other_tile.to(tl.float32)
             if RESIDUAL == ADD_NORM:
-                added = (added - other_mean) * other_scale
-            z += added
+                other_tile = (other_tile - other_mean) * other_scale
+            z += other_tile
             if ACT == RELU:
                 store_relu_mask(bits, z, tile, tiles, channels, channel, exists, LANES, BLOCK)
         tl.store(y + at, apply_activation(z, ACT).to(y.dtype.element_ty), mask=mask)
@@ -300,24 +308,24 @@ def gradient_sums(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        dy_tile = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         if TWO_GRADS:
-            value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
+            dy_tile += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
         # A masked value has gradient 0, so it adds nothing whatever x - mean is there.
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RESIDUAL == NO_RESIDUAL:
-            value = activation_grad(value, centered * scale + shift, ACT)
+            dy_tile = activation_grad(dy_tile, centered * scale + shift, ACT)
         elif ACT == RELU:
-            value = apply_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
+            dy_tile = apply_relu_mask(bits, dy_tile, tile, tiles, channels, channel, exists, LANES, BLOCK)
         if WRITE_DZ:
-            kept = value.to(dz.dtype.element_ty)
-            tl.store(dz + at, kept, mask=mask)
-            value = kept.to(tl.float32)  # sum the rounded values that the second pass will read
-        plain_sum += fold(value, LANES, BLOCK)
-        with_x += fold(value * centered, LANES, BLOCK)
+            dz_tile = dy_tile.to(dz.dtype.element_ty)
+            tl.store(dz + at, dz_tile, mask=mask)
+            dy_tile = dz_tile.to(tl.float32)  # sum the rounded values that the second pass will read
+        plain_sum += fold(dy_tile, LANES, BLOCK)
+        with_x += fold(dy_tile * centered, LANES, BLOCK)
         if RESIDUAL == ADD_NORM:
             other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            with_other += fold(value * other_centered, LANES, BLOCK)
+            with_other += fold(dy_tile * other_centered, LANES, BLOCK)
     store_partial(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
     store_partial(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
     if RESIDUAL == ADD_NORM:
@@ -368,10 +376,10 @@ def gradient(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
-        value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
-        value = activation_grad(value, centered * scale + shift, ACT) - offset
-        tl.store(dx + at, (scale * (value - centered * slope)).to(dx.dtype.element_ty), mask=mask)
+        dy_tile = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
+        dy_tile = activation_grad(dy_tile, centered * scale + shift, ACT) - offset
+        tl.store(dx + at, (scale * (dy_tile - centered * slope)).to(dx.dtype.element_ty), mask=mask)
         if RESIDUAL == ADD_NORM:
             other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            result = other_scale * (value - other_centered * other_slope)
+            result = other_scale * (dy_tile - other_centered * other_slope)
             tl.store(dother + at, result.to(dother.dtype.element_ty), mask=mask)

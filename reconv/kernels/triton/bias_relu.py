@@ -2,6 +2,11 @@
 
 Rows are the pixels of the smaller tensor or of the padded one; the padding is `above` and `left` of an image, and what
 the padded sides leave below and right of it.
+
+Shapes: x and dx [images, height, width, channels]; y and gradient [images, padded_height, padded_width, channels]; bias
+and sums [channels]; partials [splits, channels].
+
+Hazards: padding is 0 and not relu(0 + bias), hence the second mask.
 """
 
 import triton

@@ -3,6 +3,14 @@
 A map is read as its convolution writes it: for each pixel the logits of its anchors, then their box deltas, then
 padding; biases are still to be added. Everything else about anchors is ordered by map, then shape, then pixel. IoU is
 rounded as by the plain operations.
+
+Shapes: boxes [images, rows, 4] (xyxy); labels [images, rows]; num_boxes [images]; anchors_cxcywh [anchors, 4]; rows,
+by_class, by_box and log_sums [images, anchors]; best_anchors [images, rows]; x and dx of a map [images, cells,
+channels]; class_bias [shapes * classes]; box_bias [shapes * 4]; class_loss, box_loss and shares [images].
+
+Hazards: `by_box` is written for positive anchors alone and must be read for those alone. `gradient` writes selected
+anchors only, so dx must be zero before. Losses are compared as integers: they must not be negative. Fused multiply-add
+is switched off by the caller, else IoU would not be that of the plain operations.
 """
 
 import triton
@@ -31,8 +39,8 @@ def _overlap(box, left, top, right, bottom):
     width = tl.maximum(tl.minimum(x1, right) - tl.maximum(x0, left), 0.0)
     height = tl.maximum(tl.minimum(y1, bottom) - tl.maximum(y0, top), 0.0)
     common = width * height
-    own = tl.maximum(x1 - x0, 0.0) * tl.maximum(y1 - y0, 0.0)
-    union = own + tl.maximum(right - left, 0.0) * tl.maximum(bottom - top, 0.0) - common
+    box_area = tl.maximum(x1 - x0, 0.0) * tl.maximum(y1 - y0, 0.0)
+    union = box_area + tl.maximum(right - left, 0.0) * tl.maximum(bottom - top, 0.0) - common
     return tl.where(common > 0.0, tl.div_rn(common, tl.where(common > 0.0, union, 1.0)), 0.0)
 
 
@@ -73,8 +81,8 @@ def match(boxes, num_boxes, anchors_cxcywh, best_anchors, rows, num_rows, num_an
         is_best_anchor = tl.load(best_anchors + image * num_rows + row) == anchor
         forced_box = tl.where(is_best_anchor & (forced_box == num_rows), row, forced_box)
     is_forced = forced_box < num_rows
-    found = tl.where(is_forced, forced_box, tl.where(most >= threshold, best, UNUSED))
-    tl.store(rows + image * num_anchors + anchor, found, mask=exists)
+    matched_row = tl.where(is_forced, forced_box, tl.where(most >= threshold, best, UNUSED))
+    tl.store(rows + image * num_anchors + anchor, matched_row, mask=exists)
 
 
 @triton.jit
@@ -143,8 +151,8 @@ def losses(
     z = tl.where(number < num_classes, z, float("-inf"))
     most = tl.max(z, 1)
     log_sum = most + tl.log(tl.sum(tl.exp(z - most[:, None]), 1))
-    own = tl.sum(tl.where(number == label[:, None], z, 0.0), 1)
-    tl.store(by_class + at, log_sum - own, mask=exists)
+    label_logit = tl.sum(tl.where(number == label[:, None], z, 0.0), 1)
+    tl.store(by_class + at, log_sum - label_logit, mask=exists)
     tl.store(log_sums + at, log_sum, mask=exists)
 
     if tl.max(row, 0) >= 0:  # few programs have a positive anchor
@@ -152,11 +160,11 @@ def losses(
         across, down, wider, taller = _target_deltas(
             boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
         )
-        own_bias = box_bias + shape * 4
-        loss = _smooth_l1(_delta_error(x, codes, own_bias, 0, across, positive))
-        loss += _smooth_l1(_delta_error(x, codes, own_bias, 1, down, positive))
-        loss += _smooth_l1(_delta_error(x, codes, own_bias, 2, wider, positive))
-        loss += _smooth_l1(_delta_error(x, codes, own_bias, 3, taller, positive))
+        delta_bias = box_bias + shape * 4
+        loss = _smooth_l1(_delta_error(x, codes, delta_bias, 0, across, positive))
+        loss += _smooth_l1(_delta_error(x, codes, delta_bias, 1, down, positive))
+        loss += _smooth_l1(_delta_error(x, codes, delta_bias, 2, wider, positive))
+        loss += _smooth_l1(_delta_error(x, codes, delta_bias, 3, taller, positive))
         tl.store(by_box + at, loss, mask=positive)
 
 
@@ -235,8 +243,8 @@ def gradient(
             boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
         )
         factor = tl.load(dbox_loss + image) * share
-        own_bias = box_bias + shape * 4
-        _store_delta_grad(dx, codes, _delta_error(x, codes, own_bias, 0, across, positive), positive, factor)
-        _store_delta_grad(dx, codes + 1, _delta_error(x, codes, own_bias, 1, down, positive), positive, factor)
-        _store_delta_grad(dx, codes + 2, _delta_error(x, codes, own_bias, 2, wider, positive), positive, factor)
-        _store_delta_grad(dx, codes + 3, _delta_error(x, codes, own_bias, 3, taller, positive), positive, factor)
+        delta_bias = box_bias + shape * 4
+        _store_delta_grad(dx, codes, _delta_error(x, codes, delta_bias, 0, across, positive), positive, factor)
+        _store_delta_grad(dx, codes + 1, _delta_error(x, codes, delta_bias, 1, down, positive), positive, factor)
+        _store_delta_grad(dx, codes + 2, _delta_error(x, codes, delta_bias, 2, wider, positive), positive, factor)
+        _store_delta_grad(dx, codes + 3, _delta_error(x, codes, delta_bias, 3, taller, positive), positive, factor)

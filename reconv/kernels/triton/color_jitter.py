@@ -1,4 +1,11 @@
-"""Triton kernels of color jitter: the sum of each channel of an image, then all operations on its pixels."""
+"""Triton kernels of color jitter: the sum of each channel of an image, then all operations on its pixels.
+
+Shapes: images [n, 3, height, width] uint8 of any strides; sums [n, 3] int32; jitter [n, 4]; flips [n]; factor and shift
+[3]; out [n, height, width, 3].
+
+Hazards: sums are added by atomic operations on integers, so their order does not matter; they must be zero before.
+Divisions are rounded (`div_rn`), as torch's are.
+"""
 
 import triton
 import triton.language as tl

@@ -3,6 +3,14 @@
 The convolution's output y is never in memory: every kernel recomputes its tile of y from the few channels of x, as a
 product in the tensors' dtype accumulated in float32. A row is a pixel. Programs are (block of output channels, split of
 the rows, group), except those of the input gradient, which need all output channels of their rows.
+
+Shapes: x and dx [rows, inputs]; filters and dfilters [outputs, inputs]; da (the gradient of the activation) [rows,
+outputs]; stats [groups, 3, outputs]; lines [groups, 4, outputs]; sums [2, groups, outputs]; parts [groups, splits] of
+dz * x and y * x [outputs, inputs], of dz [outputs] and of x [inputs]. Tiles: x_tile [rows, inputs], w_tile [inputs,
+outputs], da_tile [rows, outputs].
+
+Hazards: masked rows must have da 0 and x 0, else they enter the sums. `weight_gradients` adds groups in order; it is
+one launch for all groups.
 """
 
 import triton
@@ -53,14 +61,14 @@ def statistics(
     channels, outputs = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(outputs, BLOCK)
-    some = _filters(filters, channels, out, exists, IN)
-    head = tl.dot(_inputs(x, rows_of_tile(start, 0, ROWS), end, channels, IN), some, input_precision="ieee")
+    w_tile = _filters(filters, channels, out, exists, IN)
+    head = tl.dot(_inputs(x, rows_of_tile(start, 0, ROWS), end, channels, IN), w_tile, input_precision="ieee")
     shift = tl.sum(head, 0) / tl.minimum(end - start, ROWS).to(tl.float32)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = rows_of_tile(start, tile, ROWS)
-        y = tl.dot(_inputs(x, row, end, channels, IN), some, input_precision="ieee")
+        y = tl.dot(_inputs(x, row, end, channels, IN), w_tile, input_precision="ieee")
         value = tl.where(row < end, y - shift[None, :], 0.0)
         total += value
         squares += value * value
@@ -81,10 +89,10 @@ def output(
     out, exists = channels_of(outputs, BLOCK)
     stats += tl.program_id(2) * STATISTICS * outputs
     _mean, _rstd, factor, summand = norm_line(stats, weight, bias, outputs, out, exists)
-    some = _filters(filters, channels, out, exists, IN)
+    w_tile = _filters(filters, channels, out, exists, IN)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = rows_of_tile(start, tile, ROWS)
-        y = tl.dot(_inputs(x, row, end, channels, IN), some, input_precision="ieee")
+        y = tl.dot(_inputs(x, row, end, channels, IN), w_tile, input_precision="ieee")
         value = apply_activation(y * factor[None, :] + summand[None, :], ACT).to(a.dtype.element_ty)
         tl.store(a + row * outputs + out[None, :], value, mask=(row < end) & exists[None, :])
 
@@ -104,23 +112,23 @@ def gradient_sums(
     out, exists = channels_of(outputs, BLOCK)
     stats += tl.program_id(2) * STATISTICS * outputs
     _mean, _rstd, factor, summand = norm_line(stats, weight, bias, outputs, out, exists)
-    some = _filters(filters, channels, out, exists, IN)
+    w_tile = _filters(filters, channels, out, exists, IN)
     dz_x = tl.zeros([BLOCK, IN], tl.float32)
     y_x = tl.zeros([BLOCK, IN], tl.float32)
     dz_sum = tl.zeros([BLOCK, _ONES], tl.float32)  # equal columns
     x_sum = tl.zeros([BLOCK, IN], tl.float32)  # equal rows
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = rows_of_tile(start, tile, ROWS)
-        value = _inputs(x, row, end, channels, IN)
-        given = tl.load(da + row * outputs + out[None, :], mask=(row < end) & exists[None, :], other=0.0)
-        y = tl.dot(value, some, input_precision="ieee")
+        x_tile = _inputs(x, row, end, channels, IN)
+        da_tile = tl.load(da + row * outputs + out[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        y = tl.dot(x_tile, w_tile, input_precision="ieee")
         # A masked row has gradient 0 and x 0, so it adds nothing.
-        dz = activation_grad(given.to(tl.float32), y * factor[None, :] + summand[None, :], ACT)
-        dz = tl.trans(dz.to(value.dtype))
-        dz_x = tl.dot(dz, value, dz_x, input_precision="ieee")
-        y_x = tl.dot(tl.trans(y.to(value.dtype)), value, y_x, input_precision="ieee")
-        dz_sum = tl.dot(dz, tl.full([ROWS, _ONES], 1.0, value.dtype), dz_sum, input_precision="ieee")
-        x_sum = tl.dot(tl.full([BLOCK, ROWS], 1.0, value.dtype), value, x_sum, input_precision="ieee")
+        dz = activation_grad(da_tile.to(tl.float32), y * factor[None, :] + summand[None, :], ACT)
+        dz = tl.trans(dz.to(x_tile.dtype))
+        dz_x = tl.dot(dz, x_tile, dz_x, input_precision="ieee")
+        y_x = tl.dot(tl.trans(y.to(x_tile.dtype)), x_tile, y_x, input_precision="ieee")
+        dz_sum = tl.dot(dz, tl.full([ROWS, _ONES], 1.0, x_tile.dtype), dz_sum, input_precision="ieee")
+        x_sum = tl.dot(tl.full([BLOCK, ROWS], 1.0, x_tile.dtype), x_tile, x_sum, input_precision="ieee")
     k, column = tl.arange(0, IN)[None, :], tl.arange(0, _ONES)[None, :]
     products = outputs * channels
     parts += (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * (2 * products + outputs + channels)
@@ -144,7 +152,7 @@ def weight_gradients(
     out, exists = channels_of(outputs, BLOCK)
     k = tl.arange(0, IN)[None, :]
     at, mask = out[:, None] * channels + k, exists[:, None] & (k < channels)
-    some = tl.load(filters + at, mask=mask, other=0.0).to(tl.float32)
+    w_tile = tl.load(filters + at, mask=mask, other=0.0).to(tl.float32)
     products = outputs * channels
     total = tl.zeros([BLOCK, IN], tl.float32)
     for group in range(num_groups):
@@ -153,12 +161,12 @@ def weight_gradients(
         mean, rstd, factor, summand = norm_line(
             stats + group * STATISTICS * outputs, weight, bias, outputs, out, exists
         )
-        own = parts + group * (2 * products + outputs + channels)
-        dz_x = tl.load(own + at, mask=mask, other=0.0)
-        y_x = tl.load(own + products + at, mask=mask, other=0.0)
-        dz_sum = tl.load(own + 2 * products + out, mask=exists, other=0.0)
-        x_sum = tl.load(own + 2 * products + outputs + k, mask=k < channels, other=0.0)
-        dz_yhat = (tl.sum(dz_x * some, 1) - mean * dz_sum) * rstd  # y is a sum of x * filters
+        group_parts = parts + group * (2 * products + outputs + channels)
+        dz_x = tl.load(group_parts + at, mask=mask, other=0.0)
+        y_x = tl.load(group_parts + products + at, mask=mask, other=0.0)
+        dz_sum = tl.load(group_parts + 2 * products + out, mask=exists, other=0.0)
+        x_sum = tl.load(group_parts + 2 * products + outputs + k, mask=k < channels, other=0.0)
+        dz_yhat = (tl.sum(dz_x * w_tile, 1) - mean * dz_sum) * rstd  # y is a sum of x * filters
         slope = factor * rstd * dz_yhat / count
         offset = factor * dz_sum / count - slope * mean
         total += factor[:, None] * dz_x - slope[:, None] * y_x - offset[:, None] * x_sum
@@ -182,19 +190,19 @@ def input_gradient(
     start, end = bounds(num_rows, group_rows)
     lines += tl.program_id(2) * LINES * outputs
     row, k = rows_of_tile(start, tl.program_id(0), ROWS), tl.arange(0, IN)[None, :]
-    value = _inputs(x, row, end, channels, IN)
+    x_tile = _inputs(x, row, end, channels, IN)
     total = tl.zeros([ROWS, IN], tl.float32)
     for first in tl.range(0, outputs, BLOCK, num_stages=STAGES):
         out = first + tl.arange(0, BLOCK)
         exists = out < outputs
-        given = tl.load(da + row * outputs + out[None, :], mask=(row < end) & exists[None, :], other=0.0)
-        some = _filters(filters, channels, out, exists, IN)
+        da_tile = tl.load(da + row * outputs + out[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        w_tile = _filters(filters, channels, out, exists, IN)
         factor = tl.load(lines + FACTOR * outputs + out, mask=exists, other=0.0)[None, :]
         summand = tl.load(lines + SUMMAND * outputs + out, mask=exists, other=0.0)[None, :]
         slope = tl.load(lines + SLOPE * outputs + out, mask=exists, other=0.0)[None, :]
         offset = tl.load(lines + OFFSET * outputs + out, mask=exists, other=0.0)[None, :]
-        y = tl.dot(value, some, input_precision="ieee")
-        dz = activation_grad(given.to(tl.float32), y * factor + summand, ACT)
+        y = tl.dot(x_tile, w_tile, input_precision="ieee")
+        dz = activation_grad(da_tile.to(tl.float32), y * factor + summand, ACT)
         dy = factor * dz - (slope * y + offset)
-        total = tl.dot(dy.to(value.dtype), tl.trans(some), total, input_precision="ieee")
+        total = tl.dot(dy.to(x_tile.dtype), tl.trans(w_tile), total, input_precision="ieee")
     tl.store(dx + row * channels + k, total.to(dx.dtype.element_ty), mask=(row < end) & (k < channels))

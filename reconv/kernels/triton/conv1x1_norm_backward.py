@@ -4,6 +4,14 @@ With few channels the gradient of the convolution's output is never written: a p
 channels, rounds it as separate kernels would, and multiplies it twice, for the gradients of the input and of the
 filters. With many channels it is written, but not read for the gradient of the input. Programs are (1, split of the
 rows, group).
+
+Shapes: x and dx [rows, in]; y, dz and dy [rows, out]; filters [out, in]; x_stats and y_stats [groups, 3, channels];
+sums and slope_sums [groups, out]; x_sums [2, groups, in]; filter_sums [groups, splits, out, in]; partials [groups,
+splits, 2, in]. Tiles: dz_tile, y_tile and dy_tile [rows, out], x_tile [rows, in] or transposed, w_tile [in, out] or
+[out, in], dx_tile [in, rows].
+
+Hazards: OUT and IN are the exact numbers of channels, powers of two, since filters are loaded without masks. A NaN
+passes the ReLU: masks ask where a value stops, never where it passes.
 """
 
 import triton
@@ -71,30 +79,30 @@ def gradients(
     if HAS_NORM:
         x_stats += group * STATISTICS * IN
         mean, rstd, x_scale, x_summand = norm_line(x_stats, x_weight, x_bias, IN, channel, channel < IN)
-    some = tl.load(filters + channel[:, None] + out[None, :] * IN)
+    w_tile = tl.load(filters + channel[:, None] + out[None, :] * IN)
     of_filters = tl.zeros([IN, OUT], tl.float32)
     plain_sum = tl.zeros([IN, 4], tl.float32)
     with_x = tl.zeros([IN, 4], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = start + tile * ROWS + tl.arange(0, ROWS)
         exists = (row < end)[:, None]
-        value = tl.load(dz + row[:, None] * OUT + out[None, :], mask=exists, other=0.0).to(tl.float32)
-        value_y = tl.load(y + row[:, None] * OUT + out[None, :], mask=exists, other=0.0).to(tl.float32)
-        value_x = tl.load(x + row[:, None] * IN + channel[None, :], mask=exists, other=0.0)
-        dy = (value * scale[None, :] + (value_y * of_y[None, :] + summand[None, :])).to(some.dtype)
-        given = round_pairs(tl.dot(some, tl.trans(dy), input_precision="ieee"), some.dtype)
-        used = tl.trans(value_x)  # rows that do not exist are 0
+        dz_tile = tl.load(dz + row[:, None] * OUT + out[None, :], mask=exists, other=0.0).to(tl.float32)
+        y_tile = tl.load(y + row[:, None] * OUT + out[None, :], mask=exists, other=0.0).to(tl.float32)
+        x_tile = tl.load(x + row[:, None] * IN + channel[None, :], mask=exists, other=0.0)
+        dy_tile = (dz_tile * scale[None, :] + (y_tile * of_y[None, :] + summand[None, :])).to(w_tile.dtype)
+        dx_tile = round_pairs(tl.dot(w_tile, tl.trans(dy_tile), input_precision="ieee"), w_tile.dtype)
+        input_tile = tl.trans(x_tile)  # rows that do not exist are 0
         if HAS_NORM:
-            centered = used.to(tl.float32)
+            centered = input_tile.to(tl.float32)
             z = centered * x_scale[:, None] + x_summand[:, None]
             stopped = (row >= end)[None, :] | (z <= 0.0)  # not where it is NaN
-            given = tl.where(stopped, 0.0, given)
-            kept = given.to(tl.float32)
-            plain_sum += _fold(kept, ROWS, IN)
-            with_x += _fold(kept * (centered - mean[:, None]), ROWS, IN)
-            used = round_pairs(tl.where(stopped, 0.0, z), some.dtype)
-        tl.store(dx + row[None, :] * IN + channel[:, None], given, mask=(row < end)[None, :])
-        of_filters = tl.dot(used, dy, of_filters, input_precision="ieee")
+            dx_tile = tl.where(stopped, 0.0, dx_tile)
+            dx_sums_tile = dx_tile.to(tl.float32)
+            plain_sum += _fold(dx_sums_tile, ROWS, IN)
+            with_x += _fold(dx_sums_tile * (centered - mean[:, None]), ROWS, IN)
+            input_tile = round_pairs(tl.where(stopped, 0.0, z), w_tile.dtype)
+        tl.store(dx + row[None, :] * IN + channel[:, None], dx_tile, mask=(row < end)[None, :])
+        of_filters = tl.dot(input_tile, dy_tile, of_filters, input_precision="ieee")
     place = (group * tl.num_programs(1) + tl.program_id(1)) * OUT * IN
     tl.store(filter_sums + place + out[None, :] * IN + channel[:, None], of_filters)
     if HAS_NORM:
@@ -127,24 +135,24 @@ def gradients_in_blocks(
     for _step in tl.range(0, tiles * (OUT // BLOCK), num_stages=STAGES):
         row, out = first_row + tl.arange(0, ROWS), first + tl.arange(0, BLOCK)
         at, exists = row[:, None] * OUT + out[None, :], (row < end)[:, None]
-        value = tl.load(dz + at, mask=exists, other=0.0).to(tl.float32)
-        value_y = tl.load(y + at, mask=exists, other=0.0).to(tl.float32)
-        some = tl.load(filters + out[:, None] * IN + channel[None, :])
+        dz_tile = tl.load(dz + at, mask=exists, other=0.0).to(tl.float32)
+        y_tile = tl.load(y + at, mask=exists, other=0.0).to(tl.float32)
+        w_tile = tl.load(filters + out[:, None] * IN + channel[None, :])
         scale, of_y, summand = gradient_line(y_stats, y_weight, sums, slope_sums, count, OUT, out)
-        given = (value * scale[None, :] + (value_y * of_y[None, :] + summand[None, :])).to(some.dtype)
-        tl.store(dy + at, given, mask=exists)
-        product = tl.dot(tl.trans(some), tl.trans(given), product, input_precision="ieee")
+        dy_tile = (dz_tile * scale[None, :] + (y_tile * of_y[None, :] + summand[None, :])).to(w_tile.dtype)
+        tl.store(dy + at, dy_tile, mask=exists)
+        product = tl.dot(tl.trans(w_tile), tl.trans(dy_tile), product, input_precision="ieee")
         is_whole = first + BLOCK >= OUT
         if is_whole:
-            value_x = tl.load(x + row[:, None] * IN + channel[None, :], mask=exists, other=0.0)
-            value_x = tl.trans(value_x).to(tl.float32)
-            rounded = round_pairs(product, some.dtype)
-            stopped = (row >= end)[None, :] | (value_x * x_scale[:, None] + x_summand[:, None] <= 0.0)
-            rounded = tl.where(stopped, 0.0, rounded)
-            kept = rounded.to(tl.float32)
-            plain_sum += _fold(kept, ROWS, IN)
-            with_x += _fold(kept * (value_x - mean[:, None]), ROWS, IN)
-            tl.store(dx + row[None, :] * IN + channel[:, None], rounded, mask=(row < end)[None, :])
+            x_tile = tl.load(x + row[:, None] * IN + channel[None, :], mask=exists, other=0.0)
+            x_tile = tl.trans(x_tile).to(tl.float32)
+            dx_tile = round_pairs(product, w_tile.dtype)
+            stopped = (row >= end)[None, :] | (x_tile * x_scale[:, None] + x_summand[:, None] <= 0.0)
+            dx_tile = tl.where(stopped, 0.0, dx_tile)
+            dx_sums_tile = dx_tile.to(tl.float32)
+            plain_sum += _fold(dx_sums_tile, ROWS, IN)
+            with_x += _fold(dx_sums_tile * (x_tile - mean[:, None]), ROWS, IN)
+            tl.store(dx + row[None, :] * IN + channel[:, None], dx_tile, mask=(row < end)[None, :])
             product = tl.zeros([IN, ROWS], tl.float32)
         # Not in the branch: Triton 3.6 pipelines no loads whose addresses depend on one.
         first = tl.where(is_whole, 0, first + BLOCK)

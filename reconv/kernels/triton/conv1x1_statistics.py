@@ -2,6 +2,11 @@
 
 Programs are (block of outputs, split of the rows, group); those of the same rows are launched next to each other, so
 that they read them from the L2 cache. The statistics are reduced as in `conv_epilogue`.
+
+Shapes: x [rows, inputs]; filters [outputs, inputs]; y [rows, outputs]; x_stats and stats [groups, 3, channels];
+partials [groups, splits, 2, outputs]. Tiles: w_tile [outputs, inputs], x_tile [rows, inputs].
+
+Hazards: rows beyond a group are loaded as 0, but relu(norm(0)) is not 0: such rows must never be summed or stored.
 """
 
 import triton
@@ -46,7 +51,7 @@ def conv_few_inputs(
     start, end = bounds(num_rows, group_rows)
     out, exists = channels_of(out_channels, BLOCK)
     channel = tl.arange(0, BLOCK_K)
-    some = _filters(filters, out, exists, channel, channels)
+    w_tile = _filters(filters, out, exists, channel, channels)
     scale, summand = 0.0, 0.0
     if HAS_NORM:
         x_stats += tl.program_id(2) * STATISTICS * channels
@@ -54,14 +59,14 @@ def conv_few_inputs(
     head_row = start + tl.arange(0, HEAD)
     head = _used(_rows(x, head_row, end, channel, channels), scale, summand, HAS_NORM)
     head = tl.where((head_row < end)[:, None], head, 0.0)
-    shift = head_mean(add_product(some, tl.trans(head), tl.zeros([BLOCK, HEAD], tl.float32)), end - start)
+    shift = head_mean(add_product(w_tile, tl.trans(head), tl.zeros([BLOCK, HEAD], tl.float32)), end - start)
     total = tl.zeros([BLOCK, 4], tl.float32)
     squares = tl.zeros([BLOCK, 4], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         first_row = start + tile * ROWS
         row = first_row + tl.arange(0, ROWS)
-        values = _used(_rows(x, row, end, channel, channels), scale, summand, HAS_NORM)
-        product = add_product(some, tl.trans(values), tl.zeros([BLOCK, ROWS], tl.float32))
+        x_tile = _used(_rows(x, row, end, channel, channels), scale, summand, HAS_NORM)
+        product = add_product(w_tile, tl.trans(x_tile), tl.zeros([BLOCK, ROWS], tl.float32))
         total, squares = store_tile(
             product, y, total, squares, shift, row, row < end, first_row + ROWS <= end, out, exists, out_channels, ROWS,
             BLOCK,
@@ -84,8 +89,8 @@ def conv_many_inputs(
     head = tl.zeros([BLOCK, HEAD], tl.float32)
     for first in tl.range(0, channels, BLOCK_K, num_stages=STAGES):
         channel = first + tl.arange(0, BLOCK_K)
-        some = _filters(filters, out, exists, channel, channels)
-        head = add_product(some, tl.trans(_rows(x, start + tl.arange(0, HEAD), end, channel, channels)), head)
+        w_tile = _filters(filters, out, exists, channel, channels)
+        head = add_product(w_tile, tl.trans(_rows(x, start + tl.arange(0, HEAD), end, channel, channels)), head)
     shift = head_mean(head, end - start)
     total = tl.zeros([BLOCK, 4], tl.float32)
     squares = tl.zeros([BLOCK, 4], tl.float32)
@@ -96,9 +101,9 @@ def conv_many_inputs(
     for _step in tl.range(0, tiles * tl.cdiv(channels, BLOCK_K), num_stages=STAGES):
         channel = first + tl.arange(0, BLOCK_K)
         row = first_row + tl.arange(0, ROWS)
-        rows = _rows(x, row, end, channel, channels)
-        some = _filters(filters, out, exists, channel, channels)
-        product = add_product(some, tl.trans(rows), product)
+        x_tile = _rows(x, row, end, channel, channels)
+        w_tile = _filters(filters, out, exists, channel, channels)
+        product = add_product(w_tile, tl.trans(x_tile), product)
         is_whole = first + BLOCK_K >= channels
         if is_whole:
             total, squares = store_tile(

@@ -1,6 +1,11 @@
 """Triton kernel of a 1x1 inference convolution with bias, residual sum and activation as epilogue.
 
 Products are in the tensors' dtype and accumulated in float32; every output is written once.
+
+Shapes: x [rows, inputs]; weight [outputs, inputs]; bias [outputs]; gate [images, inputs]; other and y [rows, outputs].
+Tiles: x_tile [rows, inputs], w_tile [inputs, outputs].
+
+Hazards: rows of a tile are of one image, so images of few pixels waste most of it.
 """
 
 import triton
@@ -25,21 +30,21 @@ def gemm_epilogue(
     image = tile // tiles_each
     pixel = tile % tiles_each * ROWS + tl.arange(0, ROWS)
     row = (image * pixels + pixel)[:, None]
-    here, wanted = (pixel < pixels)[:, None], out < out_channels
+    here, has_out = (pixel < pixels)[:, None], out < out_channels
     total = tl.zeros([ROWS, OUT], tl.float32)
     for first in tl.range(0, channels, BLOCK, num_stages=STAGES):
         channel = first + tl.arange(0, BLOCK)
         exists = channel < channels
-        value = tl.load(x + row * channels + channel[None, :], mask=here & exists[None, :], other=0.0)
-        some = tl.load(
-            weight + channel[:, None] + out[None, :] * channels, mask=exists[:, None] & wanted[None, :], other=0.0
+        x_tile = tl.load(x + row * channels + channel[None, :], mask=here & exists[None, :], other=0.0)
+        w_tile = tl.load(
+            weight + channel[:, None] + out[None, :] * channels, mask=exists[:, None] & has_out[None, :], other=0.0
         )
         if GATES:
             factor = tl.load(gate + image * channels + channel, mask=exists, other=0.0).to(tl.float32)
-            value = (value.to(tl.float32) * factor[None, :]).to(some.dtype)
-        total = tl.dot(value, some, total, input_precision="ieee")
-    total += tl.load(bias + out, mask=wanted, other=0.0).to(tl.float32)[None, :]
-    at, mask = row * out_channels + out[None, :], here & wanted[None, :]
+            x_tile = (x_tile.to(tl.float32) * factor[None, :]).to(w_tile.dtype)
+        total = tl.dot(x_tile, w_tile, total, input_precision="ieee")
+    total += tl.load(bias + out, mask=has_out, other=0.0).to(tl.float32)[None, :]
+    at, mask = row * out_channels + out[None, :], here & has_out[None, :]
     if ADDS:
         total += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + at, epilogue(total, ACT).to(y.dtype.element_ty), mask=mask)

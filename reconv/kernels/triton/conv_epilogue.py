@@ -2,6 +2,12 @@
 
 Products are [outputs, rows], not [rows, outputs]: a thread then holds many rows of few outputs, and keeps few sums.
 Statistics are those of the rounded output, as if it were read again.
+
+Shapes: a product tile [outputs, rows]; y [rows, outputs]; total and squares [outputs, 4]; stats [groups, 3, outputs];
+partials [groups, splits, 2, outputs].
+
+Hazards: the reshape of sums assumes the layout of a tensor core's product (eight rows in groups of four pairs); with
+another layout sums stay right and become slow. `round_pairs` is assembly of Nvidia GPUs.
 """
 
 import os

@@ -2,6 +2,11 @@
 
 A program computes a tile of pixels of one image in all three channels; weights are computed on the fly, so that only
 pixels are read.
+
+Shapes: table [images, 7] of int64: address, height, width, left, top, right, bottom; boxes [images, 4]; out [images, 3,
+size, size] uint8.
+
+Hazards: images are addressed by raw pointers: the caller keeps them alive until the kernel has run.
 """
 
 import triton

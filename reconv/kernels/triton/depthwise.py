@@ -7,6 +7,13 @@ block of channels. Step t has STRIDE lines, on which the outputs from t - LAG to
 
 At stride 1 the input gradient is the convolution with flipped filters. At stride 2 a program computes squares of 2x2
 pixels, which depend on the same few outputs: each output is loaded once per square.
+
+Shapes: x and dx [images, height, width, channels]; y and dy [images, out_height, out_width, channels]; weight
+[channels, K, K]; stats [groups, 3, channels]; partials [splits, channels, K * K] of the weight gradient, [groups,
+splits, 2, channels] of statistics.
+
+Hazards: tuples of tiles live in registers; one tile more spills. `masks` are for columns only, and lines that do not
+exist are read as the last one, so each use must exclude them.
 """
 
 import triton
@@ -54,10 +61,10 @@ def _load_line(x, at, channels, masks, COUNT: tl.constexpr):
 def _load_existing(x, at, line, height, column, step, channels, masks, COUNT: tl.constexpr):
     """COUNT columns of a line, or zeros."""
     is_line = (column < tl.where((line >= 0) & (line < height), step, -step))[:, None]
-    found = ()
+    line_masks = ()
     for j in tl.static_range(COUNT):
-        found = found + (masks[j] & is_line,)
-    return _load_line(x + line * step, at, channels, found, COUNT)
+        line_masks = line_masks + (masks[j] & is_line,)
+    return _load_line(x + line * step, at, channels, line_masks, COUNT)
 
 
 @triton.jit

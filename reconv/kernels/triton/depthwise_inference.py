@@ -3,6 +3,12 @@
 A thread computes four neighboring pixels and reuses its loads. A program computes a tile of such groups by a block of
 channels: in large images a rectangle, whose windows overlap; in small ones consecutive groups across lines and images,
 so that no tile is half empty.
+
+Shapes: x [images, height, width, channels]; weight [KERNEL * KERNEL, channels]; bias [channels]; y [images, out_height,
+out_width, channels].
+
+Hazards: weights are transposed once when a network is compiled; the filters of a convolution [channels, 1, k, k] would
+be read as others.
 """
 
 import triton

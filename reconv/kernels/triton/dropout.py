@@ -1,4 +1,10 @@
-"""Triton kernel of counter-based dropout: the hash of `models/layers/dropout`, and the product with the mask."""
+"""Triton kernel of counter-based dropout: the hash of `models/layers/dropout`, and the product with the mask.
+
+Shapes: x and y [samples, elements]; keys [samples] int64.
+
+Hazards: the hash must equal that of `models/layers/dropout` bit for bit: a run has the same masks with and without
+kernels. Products of uint64 wrap, as they should.
+"""
 
 import triton
 import triton.language as tl

@@ -1,6 +1,12 @@
 """Triton kernels of the small network that computes the gate of squeeze-and-excitation, and of its gradients.
 
 gate = sigmoid(fc2(act(fc1(means)))). Separate kernels would be sixteen launches of a few microseconds each.
+
+Shapes: means, gate, dgate, opened and dmeans [images, channels]; weight1 [hidden, channels]; weight2 [channels,
+hidden]; bias1 [hidden]; bias2 [channels]; z and dz [images, HIDDEN], padded.
+
+Hazards: padding of the hidden layer relies on act(0) = 0. Every program of `gate` computes the hidden layer again; only
+those of the first block of channels store it.
 """
 
 import triton

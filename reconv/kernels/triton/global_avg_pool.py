@@ -1,4 +1,9 @@
-"""Triton kernel that writes one value per channel to all pixels of channels_last images."""
+"""Triton kernel that writes one value per channel to all pixels of channels_last images.
+
+Shapes: values [images, channels]; out [images, pixels, channels].
+
+Hazards: values are already divided by the number of pixels.
+"""
 
 import triton
 import triton.language as tl

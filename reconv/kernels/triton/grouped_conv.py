@@ -8,6 +8,13 @@ Operands of tensor cores are loaded from global memory straight into the registe
 memory: the order of a product's inner dimension is arbitrary, so a thread's share of it can be contiguous in memory.
 The rows of a load tensor are [count, blocks, 8, 4]: Triton distributes them over the threads of a warp, the warps and
 the registers from the last to the first, as the operands of tensor cores are.
+
+Shapes: x, y and dy [images, height, width, channels]; filters and transposed [channels, 3, 3, SIZE]; partials [splits,
+channels, 3, 3, SIZE]. Operands of a product: [blocks, columns, 16] and [blocks, 16, 16].
+
+Hazards: reshapes and permutes describe which register of which thread holds a value; a change that computes the same
+may move values through shared memory and cost the whole gain. Later lines than the last are read as the last one and
+must be cut off afterwards.
 """
 
 import os

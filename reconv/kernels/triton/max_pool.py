@@ -3,6 +3,12 @@
 In training, forward stores the index of each value within its window in one byte; backward gathers, so that no two
 programs add to the same value. A program processes a tile of pixels by a block of channels, or, for windows of 3x3, a
 strip of a few columns from top to bottom, so that what it computes of a line serves all windows that contain it.
+
+Shapes: x, other and dx [images, height, width, channels]; y, place and dy [images, out_height, out_width, channels];
+place is uint8.
+
+Hazards: a window may have nothing but minus infinity: its place is then that of its first pixel inside of the image, as
+in torch. Indices of one byte allow windows of 15 x 15.
 """
 
 import triton
@@ -143,10 +149,10 @@ def gradient(
     pixel = tl.arange(0, TALL * WIDE)
     line = tile // tiles_across * TALL + pixel // WIDE
     column = tile % tiles_across * WIDE + pixel % WIDE
-    own = ((line < height) & (column < width))[:, None] & exists[None, :]
-    own_at = ((image * height + line) * width + column)[:, None] * channels + channel[None, :]
+    is_pixel = ((line < height) & (column < width))[:, None] & exists[None, :]
+    pixel_at = ((image * height + line) * width + column)[:, None] * channels + channel[None, :]
     if TWO_GRADS:
-        total = tl.load(other + own_at, mask=own, other=0.0).to(tl.float32)
+        total = tl.load(other + pixel_at, mask=is_pixel, other=0.0).to(tl.float32)
     else:
         total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
     last_v, last_h = (line + ABOVE) // STRIDE, (column + LEFT) // STRIDE  # the last windows that may contain a pixel
@@ -158,7 +164,7 @@ def gradient(
         mask = inside[:, None] & exists[None, :]
         at = ((image * out_height + v) * out_width + h)[:, None] * channels + channel[None, :]
         total = _add_if_won(total, dy, place, at, mask, (tap_row * KERNEL + tap_column)[:, None])
-    tl.store(dx + own_at, total.to(dx.dtype.element_ty), mask=own)
+    tl.store(dx + pixel_at, total.to(dx.dtype.element_ty), mask=is_pixel)
 
 
 @triton.jit
@@ -180,8 +186,8 @@ def gradient_lines(
     """
     channels, image = eighths * 8, tl.program_id(2)
     channel, exists, column, start, end = _strip(channels, tiles_across, lines, height, WIDE, BLOCK)
-    own = (column < width)[:, None] & exists[None, :]
-    own_at = ((image * height * width + column) * channels)[:, None] + channel[None, :]
+    is_pixel = (column < width)[:, None] & exists[None, :]
+    pixel_at = ((image * height * width + column) * channels)[:, None] + channel[None, :]
     now = tl.zeros([WIDE, BLOCK], tl.float32)
     next_line = tl.zeros([WIDE, BLOCK], tl.float32)
     for line in range(start - 2, end):
@@ -197,8 +203,8 @@ def gradient_lines(
             now = tl.where(where == tap, now + value, now)
             next_line = tl.where(where == 3 + tap, next_line + value, next_line)
             last_line = tl.where(where == 6 + tap, last_line + value, last_line)
-        mask = own & (tl.zeros([WIDE, BLOCK], tl.int32) + line >= start)
-        at = own_at + line * width * channels
+        mask = is_pixel & (tl.zeros([WIDE, BLOCK], tl.int32) + line >= start)
+        at = pixel_at + line * width * channels
         if TWO_GRADS:
             now += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx + at, now.to(dx.dtype.element_ty), mask=mask)

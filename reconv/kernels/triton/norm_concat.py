@@ -3,6 +3,12 @@
 The parts have the same rows and any widths; each reads and writes rows of its own stride, so that a part can be some
 channels of a wider tensor. One launch computes all three: programs are (block of channels of a part, split of the rows,
 group). Statistics, sums and partial sums have the channels of the parts one after another.
+
+Shapes: x0 to x2 and dx0 to dx2 [rows, width], rows x_stride apart; y0 to y2 and dy0 to dy2 [rows, width], rows y_stride
+apart; weight and bias of a part [width]; stats [groups, 3, all channels]; sums [2, groups, all channels].
+
+Hazards: parts of one launch write into one tensor, so their columns must not overlap. A part's running variance is
+addressed by the number of a channel among all, hence the shifted pointer.
 """
 
 import triton
@@ -62,10 +68,10 @@ def statistics(
     x, stride = _choose(part, x0, x1, x2), _choose(part, x_stride0, x_stride1, x_stride2) * 8
     start, end = bounds(num_rows, group_rows)
     head = start + tl.arange(0, LANES)
-    some = tl.load(
+    head_tile = tl.load(
         x + head[:, None] * stride + channel[None, :], mask=(head < end)[:, None] & exists[None, :], other=0.0
     )
-    shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
+    shift = tl.sum(head_tile.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
     for tile in tl.range(

@@ -3,6 +3,12 @@
 The activation is never written: forward and backward recompute it from x, and backward recomputes its gradient from the
 few output channels in each of its two passes. Products are in the tensors' dtype and accumulated in float32. Programs
 of the backward pass are (block of channels, split of the rows, group).
+
+Shapes: x and dx [rows, channels]; y and dy [rows, outputs]; filters [outputs, channels]; stats [groups, 3, channels];
+sums [2, groups, channels]; filter_sums [groups, splits, outputs, channels]; partials [groups, splits, 2, channels].
+Tiles: x_tile [rows, channels], w_tile [channels, outputs] or [outputs, channels], dy_tile [rows, outputs].
+
+Hazards: masked rows get act(norm(0)), which may not be 0; their gradient is 0, and `project` does not store them.
 """
 
 import triton
@@ -38,15 +44,15 @@ def project(
     for first in tl.range(0, channels, BLOCK, num_stages=STAGES):
         channel = first + tl.arange(0, BLOCK)
         exists = channel < channels
-        value = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
-        some = tl.load(
+        x_tile = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        w_tile = tl.load(
             filters + channel[:, None] + out[None, :] * channels,
             mask=exists[:, None] & (out < out_channels)[None, :],
             other=0.0,
         )
         _mean, _rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
-        z = value.to(tl.float32) * factor[None, :] + summand[None, :]
-        total = tl.dot(apply_activation(z, ACT).to(some.dtype), some, total, input_precision="ieee")
+        z = x_tile.to(tl.float32) * factor[None, :] + summand[None, :]
+        total = tl.dot(apply_activation(z, ACT).to(w_tile.dtype), w_tile, total, input_precision="ieee")
     mask = (row < end) & (out < out_channels)[None, :]
     tl.store(y + row * out_channels + out[None, :], total.to(y.dtype.element_ty), mask=mask)
 
@@ -71,26 +77,26 @@ def gradient_sums(
     channel, exists = channels_of(channels, BLOCK)
     stats += tl.program_id(2) * STATISTICS * channels
     mean, rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
-    some = _filters(filters, out_channels, channels, channel, exists, OUT)
+    w_tile = _filters(filters, out_channels, channels, channel, exists, OUT)
     out = tl.arange(0, OUT)
     plain_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     with_x = tl.zeros([ROWS, BLOCK], tl.float32)
     of_filters = tl.zeros([OUT, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = rows_of_tile(start, tile, ROWS)
-        given = tl.load(
+        dy_tile = tl.load(
             dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
         )
-        value = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
-        value = value.to(tl.float32)
-        z = value * factor[None, :] + summand[None, :]
+        x_tile = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        x_tile = x_tile.to(tl.float32)
+        z = x_tile * factor[None, :] + summand[None, :]
         # A masked row has gradient 0, so it adds nothing whatever z is there.
-        dz = activation_grad(tl.dot(given, some, input_precision="ieee"), z, ACT)
+        dz = activation_grad(tl.dot(dy_tile, w_tile, input_precision="ieee"), z, ACT)
         plain_sum += dz
-        with_x += dz * (value - mean[None, :])
+        with_x += dz * (x_tile - mean[None, :])
         # In this order: the other way round Triton 3.6 does not pipeline the loads.
         of_filters = tl.dot(
-            tl.trans(given), apply_activation(z, ACT).to(given.dtype), of_filters, input_precision="ieee"
+            tl.trans(dy_tile), apply_activation(z, ACT).to(dy_tile.dtype), of_filters, input_precision="ieee"
         )
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * out_channels + out
     mask = (out < out_channels)[:, None] & exists[None, :]
@@ -119,17 +125,17 @@ def gradient(
     mean, rstd, factor, summand = norm_line(stats, weight, bias, channels, channel, exists)
     offset = tl.load(sums + channel, mask=exists, other=0.0) / count
     slope = tl.load(sums + tl.num_programs(2) * channels + channel, mask=exists, other=0.0) / count * rstd
-    some = _filters(filters, out_channels, channels, channel, exists, OUT)
+    w_tile = _filters(filters, out_channels, channels, channel, exists, OUT)
     out = tl.arange(0, OUT)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = rows_of_tile(start, tile, ROWS)
-        given = tl.load(
+        dy_tile = tl.load(
             dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
         )
         at, mask = row * channels + channel[None, :], (row < end) & exists[None, :]
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        x_tile = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         dz = activation_grad(
-            tl.dot(given, some, input_precision="ieee"), value * factor[None, :] + summand[None, :], ACT
+            tl.dot(dy_tile, w_tile, input_precision="ieee"), x_tile * factor[None, :] + summand[None, :], ACT
         )
-        result = factor[None, :] * (dz - offset[None, :] - (value - mean[None, :]) * slope[None, :])
+        result = factor[None, :] * (dz - offset[None, :] - (x_tile - mean[None, :]) * slope[None, :])
         tl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)

@@ -2,6 +2,12 @@
 
 The normalized image is never written: forward stores the pooled values, the inputs they came from and their index
 within the window. The first window begins `above` and `left` pixels outside the image, 0 or 1.
+
+Shapes: x and dx [images, height, width, channels]; y, peak, place and dy [images, out_height, out_width, channels];
+stats [groups, 3, channels]; sums [2, groups, channels].
+
+Hazards: the maximum is sought among inputs, not normalized values, so the sign of the scale matters, and a scale of 0
+has its own branch. `peak` is in the dtype of x and exact.
 """
 
 import triton

@@ -3,6 +3,13 @@
 The activation is never written: every kernel recomputes it from x. Programs are (block of channels, split of an image's
 rows, image); where sums over an image's pixels are stored, one program computes all of them. The backward pass of the
 norm needs only such sums, since the gate and the gradient of the means are one number per image and channel.
+
+Shapes: x, other, y, gradient, dz and dx [images * pixels, channels]; gate, dgate, dmeans and result of `means` [images,
+channels]; slopes and sums [2, images, channels]; sums of the norm [2, groups, channels]; stats [groups, 3, channels];
+bits [images, tiles, lanes, channels].
+
+Hazards: the third axis of the grid is an image, not a group: helpers of `batch_norm` that take a group from
+program_id(2) must not be used, but for the mask, whose tiles are numbered by image here.
 """
 
 import triton
@@ -128,21 +135,21 @@ def image_sums(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        dy_tile = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         if TWO_GRADS:
-            value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
+            dy_tile += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
         centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RESIDUAL:
-            value = apply_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
-            kept = value.to(dz.dtype.element_ty)
-            tl.store(dz + at, kept, mask=mask)
-            value = kept.to(tl.float32)  # sum the rounded values that the next pass will read
+            dy_tile = apply_relu_mask(bits, dy_tile, tile, tiles, channels, channel, exists, LANES, BLOCK)
+            dz_tile = dy_tile.to(dz.dtype.element_ty)
+            tl.store(dz + at, dz_tile, mask=mask)
+            dy_tile = dz_tile.to(tl.float32)  # sum the rounded values that the next pass will read
         z = centered * scale + shift
-        inner = activation_grad(value, z, ACT)
+        inner = activation_grad(dy_tile, z, ACT)
         plain_sum += fold(inner, LANES, BLOCK)
         with_x += fold(inner * centered, LANES, BLOCK)
         if ACT != NONE:
-            of_gate += fold(value * apply_activation(z, ACT), LANES, BLOCK)
+            of_gate += fold(dy_tile * apply_activation(z, ACT), LANES, BLOCK)
     at = image * channels + channel
     first, second = tl.sum(plain_sum, 0), tl.sum(with_x, 0)
     if ACT == NONE:
@@ -193,8 +200,8 @@ def gradient(
     channels = eighths * 8
     group, image = _group(group_images, groups), tl.program_id(2)
     channel, exists, start, end, mean, rstd, scale, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
-    own = tl.where(group == groups - 1, images - group * group_images, group_images)
-    count = own.to(tl.float32) * pixels
+    num_images = tl.where(group == groups - 1, images - group * group_images, group_images)
+    count = num_images.to(tl.float32) * pixels
     sums += group * channels
     offset = row_of(sums, channel, exists) / count
     slope = row_of(sums + groups * channels, channel, exists) / count * rstd

@@ -1,4 +1,11 @@
-"""Triton kernels that flip, scale, shift, mix and cast uint8 images."""
+"""Triton kernels that flip, scale, shift, mix and cast uint8 images.
+
+Shapes: images [n, c, height, width] uint8 of any strides; flips [n]; factor and shift [c]; mixup_offsets, mixup_weights
+and cutmix_offsets [n]; cutmix_boxes [n, 4]; out [n, height, width, c].
+
+Hazards: a run of values may begin in the middle of a pixel, so the channel is one per value. Offsets to partners are
+relative to an image's own row and may be negative.
+"""
 
 import triton
 import triton.language as tl
@@ -116,14 +123,14 @@ def normalize_and_mix(
         exists = (row < height)[:, None]
         if CUTMIX:
             is_cut = ((row >= top) & (row < bottom))[:, None] & (column >= left) & (column < right)
-            own = _mixed(
+            uncut = _mixed(
                 images, at + further, at_partner + further, weight, exists & (is_cut == 0), scale, offset, MIXUP
             )  # fmt: skip
             others = _mixed(
                 images, at_other + further, at_others_partner + further, others_weight, exists & is_cut,
                 scale, offset, MIXUP,
             )  # fmt: skip
-            value = tl.where(is_cut, others, own)
+            value = tl.where(is_cut, others, uncut)
         else:
             value = _mixed(images, at + further, at_partner + further, weight, exists, scale, offset, MIXUP)
         tl.store(at_out + i * runs_per_line * RUN, value.to(out.dtype.element_ty), mask=exists)

@@ -1,4 +1,9 @@
-"""Triton kernel that adds partial sums."""
+"""Triton kernel that adds partial sums.
+
+Shapes: partials [parts, size]; total [size].
+
+Hazards: the order of a sum depends on `parts` alone, never on which program came first, so results repeat.
+"""
 
 import triton
 import triton.language as tl

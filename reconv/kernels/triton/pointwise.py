@@ -2,6 +2,12 @@
 
 Every value is read once and written once. Programs process values in memory order, whatever the number of channels; a
 thread's vector of eight values is always of one pixel.
+
+Shapes: x, y and other [rows, channels], a row being a pixel; bias [channels]; gate [images, channels]; a to d [rows,
+their channels].
+
+Hazards: `bias_add_act` works in place: y must not be read by anything that still needs the convolution's output.
+Offsets have 32 bits, and one beyond them is negative, which the mask excludes.
 """
 
 import triton

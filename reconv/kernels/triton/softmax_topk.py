@@ -1,4 +1,9 @@
-"""Triton kernel that finds the best classes of each row of logits."""
+"""Triton kernel that finds the best classes of each row of logits.
+
+Shapes: logits [rows, classes]; scores and labels [rows, K].
+
+Hazards: a program holds a whole row, so the number of classes is limited by registers.
+"""
 
 import triton
 import triton.language as tl

@@ -1,6 +1,10 @@
 """Triton kernels of squeeze-and-excitation, channels_last.
 
 A program processes all pixels of one image and a block of channels, so that a sum over pixels stays within it.
+
+Shapes: x, y, dy and dx [images * pixels, channels]; gate, dgate, dmeans and the result of `means` [images, channels].
+
+Hazards: a program loops over all pixels of its image, so few images of many pixels leave most of a GPU idle.
 """
 
 import triton

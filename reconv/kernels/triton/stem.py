@@ -1,4 +1,12 @@
-"""Triton kernels of a stem: images rearranged into 2x2 blocks of pixels, and the convolution over the blocks."""
+"""Triton kernels of a stem: images rearranged into 2x2 blocks of pixels, and the convolution over the blocks.
+
+Shapes: images [n, c, height, width] of any strides; blocks [n, height / 2 + padding, width / 2 + padding, 16]; filters
+[outputs, TAPS, TAPS, 16]; y [rows, outputs]; stats [groups, 3, outputs]; partials [groups, splits, 2, outputs].
+Product: [outputs, columns].
+
+Hazards: blocks are padded once by `space_to_depth`, so the convolution reads without bounds: a tensor of blocks without
+its padding is read beyond its end.
+"""
 
 import triton
 import triton.language as tl

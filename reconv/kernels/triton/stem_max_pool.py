@@ -7,6 +7,12 @@ window that is rounded already would swallow what the norm adds to it, always in
 A tile has two lines, so that both of them belong to the same two lines of windows: window w covers the second line of
 tile w - 1 and both lines of tile w. Columns are in such pairs, too. The left one of a pair is the middle of a window
 ("near"), the right one the first pixel of a window (near) and the last one of the window before it ("far").
+
+Shapes: dz and place [windows, outputs]; x [rows, outputs]; stats [groups, 3, outputs]; sums [2, groups, outputs];
+blocks [n, height + TAPS - 1, width + TAPS - 1, 16]; partials [groups * splits, outputs, TAPS, TAPS, 16].
+
+Hazards: a window's place counts taps from its own corner, also outside of the image. Conditions on whole lines are
+tensors [1, 1], since the interpreter takes no scalars as masks.
 """
 
 import triton

@@ -6,6 +6,14 @@ convolution would round it, then treated as `batch_norm.gradient_sums` treats th
 (block of channels, split of the rows, group).
 
 A byte of the ReLU mask has eight rows of a channel, `lanes` rows apart from each other.
+
+Shapes: x, other, y, dz and gradient2 [rows, channels]; out and dy [rows, outputs]; filters [outputs, channels]; stats,
+other_stats and out_stats [groups, 3, channels]; sums [3, groups, channels]; bits [groups, tiles, lanes, channels].
+Tiles: w_tile [outputs, channels], y_tile [rows, channels], dy_tile [rows, outputs], x_tile, other_tile and dz_tile
+[rows, channels].
+
+Hazards: the mask is written in tiles of the forward kernel and read in tiles of the backward kernel, which may be
+smaller: MASK_LANES must be that of the writer. `sum_conv` has no mask for channels: CHANNELS and OUT are exact.
 """
 
 import triton
@@ -74,14 +82,14 @@ def sum_conv(
         other_mean = row_of(other_stats + MEAN * CHANNELS, channel, exists)
         other_scale = row_of(other_weight, channel, exists) * row_of(other_stats + RSTD * CHANNELS, channel, exists)
         shift += row_of(other_bias, channel, exists)
-    some = tl.load(filters + outputs[:, None] * CHANNELS + channel[None, :])
+    w_tile = tl.load(filters + outputs[:, None] * CHANNELS + channel[None, :])
     head = _sum_tile(
         x, other, start + tl.arange(0, HEAD), end, channel, mean, scale, shift, other_mean, other_scale, CHANNELS,
         RESIDUAL,
     )  # fmt: skip
     inside = (start + tl.arange(0, HEAD) < end)[:, None]
-    head = tl.where(inside, apply_activation(head, RELU), 0.0).to(some.dtype)
-    center = head_mean(add_product(some, tl.trans(head), tl.zeros([OUT, HEAD], tl.float32)), end - start)
+    head = tl.where(inside, apply_activation(head, RELU), 0.0).to(w_tile.dtype)
+    center = head_mean(add_product(w_tile, tl.trans(head), tl.zeros([OUT, HEAD], tl.float32)), end - start)
     total = tl.zeros([OUT, 4], tl.float32)
     squares = tl.zeros([OUT, 4], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
@@ -91,9 +99,9 @@ def sum_conv(
             x, other, row, end, channel, mean, scale, shift, other_mean, other_scale, CHANNELS, RESIDUAL
         )  # fmt: skip
         store_relu_mask(bits, z, tile, tiles, CHANNELS, channel, exists, LANES, CHANNELS)
-        value = apply_activation(z, RELU).to(some.dtype)
-        tl.store(y + row[:, None] * CHANNELS + channel[None, :], value, mask=(row < end)[:, None])
-        product = add_product(some, tl.trans(value), tl.zeros([OUT, ROWS], tl.float32))
+        y_tile = apply_activation(z, RELU).to(w_tile.dtype)
+        tl.store(y + row[:, None] * CHANNELS + channel[None, :], y_tile, mask=(row < end)[:, None])
+        product = add_product(w_tile, tl.trans(y_tile), tl.zeros([OUT, ROWS], tl.float32))
         total, squares = store_tile(
             product, out, total, squares, center, row, row < end, first + ROWS <= end, outputs, outputs < OUT, OUT,
             ROWS, OUT,
@@ -137,7 +145,7 @@ def gradient_sums(
     if RESIDUAL == ADD_NORM:
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
     out = tl.arange(0, OUT)
-    some = tl.load(
+    w_tile = tl.load(
         filters + out[:, None] * channels + channel[None, :],
         mask=(out < out_channels)[:, None] & exists[None, :],
         other=0.0,
@@ -149,27 +157,27 @@ def gradient_sums(
         row = start + tile * ROWS + tl.arange(0, ROWS)[:, None]
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        given = tl.load(
+        dy_tile = tl.load(
             dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
         )
-        product = tl.dot(given, some, input_precision="ieee").to(dz.dtype.element_ty)
+        product = tl.dot(dy_tile, w_tile, input_precision="ieee").to(dz.dtype.element_ty)
         # Triton 3.6 computes in the layout of the loads if they come after the product, else in both layouts. The
         # GPU starts them during the product.
-        value_x = tl.load(x + at, mask=mask, other=0.0)
-        added = tl.load(gradient2 + at, mask=mask, other=0.0)
+        x_tile = tl.load(x + at, mask=mask, other=0.0)
+        dy2_tile = tl.load(gradient2 + at, mask=mask, other=0.0)
         if RESIDUAL == ADD_NORM:
-            value_other = tl.load(other + at, mask=mask, other=0.0)
+            other_tile = tl.load(other + at, mask=mask, other=0.0)
         passed = _passed(bits, tile, tiles, channels, channel, exists, ROWS, LANES, MASK_LANES)
-        centered = _fold(value_x, ROWS, LANES, BLOCK) - mean[None, :, :]
-        value = _fold(product, ROWS, LANES, BLOCK) + _fold(added, ROWS, LANES, BLOCK)
-        kept = tl.where(passed != 0, value, 0.0).to(dz.dtype.element_ty)
-        tl.store(dz + at, tl.reshape(kept, [ROWS, BLOCK]), mask=mask)
-        value = kept.to(tl.float32)  # sum the rounded values that the second pass will read
+        centered = _fold(x_tile, ROWS, LANES, BLOCK) - mean[None, :, :]
+        value = _fold(product, ROWS, LANES, BLOCK) + _fold(dy2_tile, ROWS, LANES, BLOCK)
+        dz_tile = tl.where(passed != 0, value, 0.0).to(dz.dtype.element_ty)
+        tl.store(dz + at, tl.reshape(dz_tile, [ROWS, BLOCK]), mask=mask)
+        value = dz_tile.to(tl.float32)  # sum the rounded values that the second pass will read
         # A masked row has gradient 0, so it adds nothing whatever x - mean is there.
         plain_sum += tl.sum(value, 0)
         with_x += tl.sum(value * centered, 0)
         if RESIDUAL == ADD_NORM:
-            other_centered = _fold(value_other, ROWS, LANES, BLOCK) - other_mean[None, :, :]
+            other_centered = _fold(other_tile, ROWS, LANES, BLOCK) - other_mean[None, :, :]
             with_other += tl.sum(value * other_centered, 0)
     store_partial(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
     store_partial(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))

@@ -50,6 +50,10 @@ PROGRAMS: tuple[Program, ...] = (
 )
 
 
+class UnknownProgramError(UsageError):
+    """A command that starts no program that is known here."""
+
+
 def program_named(name: str) -> Program:
     """The program of --program."""
     for program in PROGRAMS:
@@ -58,6 +62,16 @@ def program_named(name: str) -> Program:
     near = nearest(name, [program.name for program in PROGRAMS])
     known = ", ".join(program.name for program in PROGRAMS)
     raise UsageError(f"there is no program {name!r}", then=f"did you mean {near}?" if near else f"they are: {known}")
+
+
+def related_program(name: str, script: str, words: Sequence[str]) -> Program:
+    """The program of --program, or the one of the same vendor that has this script's name."""
+    program = program_named(name)
+    file = PurePosixPath(script).name
+    others = [other for other in PROGRAMS if file in other.scripts and other.vendor == program.vendor]
+    if file in program.scripts or not others:
+        return program
+    return others[0] if len(others) == 1 else _by_flags(file, others, words, ())[0]
 
 
 def find_program(script: str, words: Sequence[str], launchers: Sequence[str] = ()) -> tuple[Program, list[Program]]:
@@ -70,7 +84,7 @@ def find_program(script: str, words: Sequence[str], launchers: Sequence[str] = (
     if not named:
         known = sorted({script for program in PROGRAMS for script in program.scripts})
         near = nearest(name, known)
-        raise UsageError(
+        raise UnknownProgramError(
             f"{shorten(name)!r} is not a program that can be migrated",
             then=f"did you mean {near}?" if near else f"the programs are: {', '.join(known)}; see --program",
         )

@@ -161,7 +161,7 @@ def translate_nvidia(t: Translation, positional: Sequence[str]) -> None:
         t.set("model.init", "torchvision:resnet34", "torchvision_weights_version")
     if t.is_typed("evaluation"):
         text = "evaluation is at regular intervals: --set evaluate.every=5ep, with evaluate.offset"
-        t.explain("evaluation", "not supported", text)
+        t.explain("evaluation", "not supported", text, changes_result=False)
     if t["json_summary"]:
         t.option("--json", t["json_summary"], "json_summary")
     if t["no_cuda"]:

@@ -66,7 +66,7 @@ def _dataset(t: Translation) -> bool:
     if t["data_dir"]:
         t.data(t["data_dir"], "data_dir")
     elif not (t["generated_data"] or t["synthetic_data"]):
-        missing_data(t, "$DATA_DIR, as Reconv does")
+        missing_data(t, "$DATA_DIR, as Reconv does", "DATA_DIR")
     return name != "imagenet"
 
 

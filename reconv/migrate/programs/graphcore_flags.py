@@ -11,6 +11,14 @@ _HOST = "images always travel as 8 bits and are normalized on the device"
 _SYNC = "weights are equal on all devices after every step"
 _FILES = "every run has a folder of its own with its logs"
 
+_OPTIMISERS = ("SGD", "RMSprop", "momentum", "LARS")
+
+
+def optimiser_name(text: str) -> str:
+    """The name as their program has it; their documentation writes RMSProp, too."""
+    return next((name for name in _OPTIMISERS if name.lower() == text.lower()), text)
+
+
 MAIN = (
     flag("--model", str.lower, "resnet", choices=("resnet", "resnext", "efficientnet")),
     flag(
@@ -88,7 +96,7 @@ TRAINING = (
     switch("--pipeline"),
     flag("--pipeline-splits", str, arity="+", none=_PIPELINE),
     flag("--pipeline-schedule", str, "Interleaved", choices=("Interleaved", "Grouped", "Sequential"), none=_PIPELINE),
-    flag("--optimiser --optimizer", str, "SGD", choices=("SGD", "RMSprop", "momentum", "LARS")),
+    flag("--optimiser --optimizer", optimiser_name, "SGD", choices=_OPTIMISERS),
     flag("--momentum", float, 0.9),
     flag("--rmsprop-decay", float),
     flag("--rmsprop-base-decay-exp", float),
@@ -131,7 +139,7 @@ IPU = (
         1000,
         none="is how many steps an IPU runs before the host looks; on CUDA a step is one replay of a CUDA graph",
     ),
-    flag("--select-ipu --select-ipus", str, "AUTO", none="names an IPU; --device cuda:1 names a device"),
+    flag("--select-ipu --select-ipus", str, ["AUTO"], arity="+", none="names an IPU; --device cuda:1 names a device"),
     switch("--fp-exceptions"),
     switch("--enable-recomputation --enable-recompute"),
     flag("--seed", int, sets="seed"),

@@ -133,7 +133,8 @@ def _mode(t: Translation) -> None:
         t.option("--profile", f"{max(1, first)},{last}", "profile")
     else:
         t.explain("profile", "no effect", "0,0 traces nothing, as here")
-    t.explain("mode", "same", "reconv train")
+    t.explain("mode", "same", "reconv train, without evaluations: theirs is --mode eval, afterwards")
+    t.always("evaluate.every", "off", "ssd.py evaluates with --mode eval only")
     if t["vis_dataloader"]:
         data = [value for name, value in t.action.options if name == "--data"]
         t.action.verb, t.action.arguments = "data show", [str(data[0] if data else "DATA")]
@@ -180,7 +181,7 @@ INFERENCE_FLAGS = (
     flag("-b --batch_size", int, 256, positive=True),
     switch("--benchmark"),
     switch("--accuracy"),
-    switch("--profile", missing="inference is not traced; reconv bench infer reports latencies"),
+    switch("--profile", missing="inference is not traced; reconv bench infer reports latencies", changes_result=False),
     flag("-dt --dtype", str, "bfloat16", arity="?", const="bfloat16", choices=("bfloat16", "float32")),
     flag("-data --dataset_path", str),
     flag("-ckpt --checkpoint_path", str),

@@ -14,6 +14,7 @@ _TENSORFLOW = "tunes TensorFlow itself"
 _CLOUD = "uploads results; logs are files of the run directory"
 _STRATEGY = "is a strategy of TensorFlow; --devices N starts processes here"
 _SEED = "the order and augmentation of data follow --seed N"
+_MINI_PERCENT = 10  # how large the subset is depends on who made it
 _DEFAULT_DATA = "/data/tensorflow/imagenet/tf_records"
 
 
@@ -95,9 +96,7 @@ FLAGS: tuple[Flag, ...] = (
     switch("--enable_scoped_allocator", none=_TENSORFLOW),
     flag("--profile_steps", profile_range, (7, 10)),
     switch("--use_horovod -hvd", none="processes are started by --devices or a launcher"),
-    switch(
-        "--mini_imagenet", missing="is a fixed part of ImageNet; data.subset_percent takes a percentage of any data"
-    ),
+    switch("--mini_imagenet"),
     flag("--max_cpus -mc", int, 16, none="caps cores; engine.num_threads does"),
     flag("--shuffle_seed", int, none=_SEED),
     flag("--sample_distorted_bounding_box_seed", int, 0, none=_SEED),
@@ -222,6 +221,12 @@ def _is_number(text: str) -> bool:
 def _data(t: Translation) -> None:
     if t["use_synthetic_data"]:
         t.set("data.source", "synthetic", "use_synthetic_data")
+    if t["mini_imagenet"]:
+        t.set("data.subset_percent", _MINI_PERCENT, "mini_imagenet")
+        t.notes.append(
+            f"--mini_imagenet reads records of your own in imagenet_train_subset/: here {_MINI_PERCENT} % of all "
+            "images; --set data.subset_percent=100 with --data on a folder of yours reads that one"
+        )
     # The hardware loader reads the JPEG files instead of the records.
     key = "jpeg_data_dir" if t["jpeg_data_dir"] else "data_dir"
     if t[key]:
@@ -258,7 +263,8 @@ def _intervals(t: Translation) -> None:
     for key in ("log_steps", "save_summary_steps"):
         t.explain(key, "no effect", "log.every decides, for all loggers; --display_steps sets it")
     if t["export_dir"]:
-        t.explain("export_dir", "not supported", "no SavedModel; after training: reconv export RUN --to onnx")
+        text = "no SavedModel; after training: reconv export RUN --to onnx"
+        t.explain("export_dir", "not supported", text, changes_result=False)
 
 
 def _mode(t: Translation) -> None:

@@ -126,8 +126,12 @@ def take_device(t: Translation) -> None:
         t.explain("device", "no effect", "auto finds the device of this machine")
 
 
-def missing_data(t: Translation, default: str = "") -> None:
-    """The command names no data: say so, with the folder that the program would read."""
+def missing_data(t: Translation, default: str = "", variable: str = "") -> None:
+    """The command names no data: take the program's variable, or say so, with the folder that it would read."""
+    if variable in t.environment:
+        t.data_variable = variable
+        t.option("--data", t.environment[variable])
+        return
     shown = f"; {t.program} would read {default}" if default else ""
     t.to_fill.append(("DATA", f"--data: the folder of the dataset{shown}"))
     t.option("--data", "DATA")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reconv.custom_code import load_object, source_digests
+from reconv.custom_code import FROM_PYTHON, load_object, source_digests
 from reconv.recipe.code_fields import add_code_path, code_references
 from reconv.recipe.schema import Recipe
 
@@ -14,6 +14,17 @@ def import_code(recipe: Recipe) -> None:
     add_code_path(recipe)
     for _, path in code_references(recipe):
         load_object(path)
+
+
+def describe_python_objects(recipe: Recipe) -> list[str]:
+    """A note on objects from Python that cannot be imported again, so that a resume needs them."""
+    fields = [field for field, path in code_references(recipe) if path.startswith(f"{FROM_PYTHON}:")]
+    if not fields:
+        return []
+    return [
+        f"{', '.join(fields)}: objects from Python, which are not stored with the run; to resume, call reconv.train "
+        "with the same objects and resume=True"
+    ]
 
 
 def code_digests(recipe: Recipe) -> dict[str, str]:

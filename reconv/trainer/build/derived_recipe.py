@@ -13,6 +13,7 @@ from reconv.checkpoint.download_weights import is_remote
 from reconv.custom_code import is_import_path
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, at_most, class_counts
+from reconv.data.decode.pillow import formats_of
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.errors import DataError
 from reconv.recipe.code_fields import add_code_path, names_code
@@ -134,7 +135,7 @@ def _short_side(dataset: Dataset, recipe: Recipe) -> int:
         try:
             data = dataset[index].data
             if isinstance(data, bytes):
-                with Image.open(io.BytesIO(data)) as image:
+                with Image.open(io.BytesIO(data), formats=formats_of(data)) as image:
                     sides.append(min(image.size))
             else:
                 sides.append(min(data.shape[:2]))

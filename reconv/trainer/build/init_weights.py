@@ -117,8 +117,10 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:
         notes.append(f"initialized from the seed: {first_few(new)}")
-    if is_tensorflow(path) and recipe.model.options.get("padding") != "same":
+    # SSD's published backbone pads its strided convolutions explicitly, as torch does, and its max-pool is SAME here.
+    if is_tensorflow(path) and recipe.task != "detection" and recipe.model.options.get("padding") != "same":
         notes.append(
-            "TensorFlow networks pad strided layers differently: --set model.options.padding=same does as they do"
+            "if the TensorFlow network pads strided convolutions with SAME (Habana's ResNeXt, Graphcore's CNNs), it "
+            "needs --set model.options.padding=same; TensorFlow's official ResNets pad them explicitly and need nothing"
         )
     return notes

@@ -66,7 +66,13 @@ class Network:
 def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
     """The recipe's network without values, for its names and shapes."""
     with torch.device("meta"):
-        return build_model(recipe.model.name, **model_options(recipe, num_classes))
+        return build_recipe_model(recipe, num_classes)
+
+
+def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0) -> nn.Module:
+    """The recipe's network on the default device, initialized from a seed."""
+    options = model_options(recipe, num_classes)
+    return build_model(recipe.model.name, seed=seed, image_shape=_image_shape(recipe), **options)
 
 
 def check_model(recipe: Recipe, num_classes: int) -> None:
@@ -193,12 +199,12 @@ def compiles_network(recipe: Recipe, num_classes: int, device: Device) -> bool:
     if not (uses_compile(recipe, device) and uses_fused_kernels(recipe, device)):
         return uses_compile(recipe, device)
     with torch.device("meta"):
-        return fuse(build_model(recipe.model.name, **model_options(recipe, num_classes))) == 0
+        return fuse(build_recipe_model(recipe, num_classes)) == 0
 
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model on the device, initialized from its seed."""
-    model = build_model(recipe.model.name, seed=recipe.seed, **model_options(recipe, num_classes))
+    model = build_recipe_model(recipe, num_classes, seed=recipe.seed)
     precision = build_precision(recipe.precision, device.kind)
     wish = recipe.engine.channels_last
     channels_last = device.channels_last if wish == "auto" else wish == "on"

@@ -6,6 +6,7 @@ Training, evaluation and prediction use the same anchors, which match the featur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from reconv.data.dataset import Dataset, class_counts
 from reconv.detection.anchors import generate_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
-from reconv.errors import RecipeError
+from reconv.errors import RecipeError, UsageError
 from reconv.metrics.coco_eval import require_coco_eval
 from reconv.metrics.custom_metrics import check_metrics
 from reconv.models.architecture import SSDOutput
@@ -23,7 +24,7 @@ from reconv.recipe.schema import Recipe
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.class_weights import balanced_class_weights, balanced_pos_weights
 from reconv.tasks.classification import ClassificationTask
-from reconv.tasks.custom_loss import CustomLoss, build_custom_loss
+from reconv.tasks.custom_loss import CustomLoss, build_custom_loss, example_batch
 from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.multilabel import MultilabelTask
@@ -65,10 +66,32 @@ def build_task(
     )
 
 
-def build_loss(recipe: Recipe, device: Device) -> CustomLoss | None:
-    """The user's own loss, for training; None if the recipe names none."""
+def build_loss(recipe: Recipe, num_classes: int, device: Device) -> CustomLoss | None:
+    """The custom loss of a recipe, for training; None if it names none. Called once with an example batch."""
     loss = recipe.loss
-    return build_custom_loss(loss.name, loss.options, device.torch) if names_code(loss.name) else None
+    if not names_code(loss.name):
+        return None
+    is_soft = loss.label_smoothing > 0 or recipe.augment.mixes
+    kind: Literal["index", "probabilities", "labels"] = "probabilities" if is_soft else "index"
+    example = example_batch(num_classes, "labels" if recipe.task == "multilabel" else kind)
+    built = build_custom_loss(loss.name, loss.options, device.torch, example, recipe.seed)
+    if built.module is not None and any(p.requires_grad for p in built.module.parameters()):
+        _check_trained_loss(recipe)
+    return built
+
+
+def _check_trained_loss(recipe: Recipe) -> None:
+    """Raise if the parameters of a loss cannot be trained with the settings of a recipe."""
+    for field, is_set, text in (
+        ("parallel.pipeline_stages", recipe.parallel.pipeline_stages > 1, "1"),
+        ("precision.mode", recipe.precision.mode == "16.16", "16.32 or bf16"),
+    ):
+        if is_set:
+            raise UsageError(
+                f"{recipe.loss.name} has parameters, which cannot be trained with this {field}",
+                where=field,
+                then=f"set {field} to {text}, or make them buffers",
+            )
 
 
 def uses_bce(recipe: Recipe) -> bool:

@@ -73,6 +73,7 @@ class TrainState:
     optimizer: Optimizer
     ema: ModelEma | None
     teacher_fingerprint: str | None
+    loss: nn.Module | None = None  # a custom loss with parameters or buffers
     frozen_backbone: FrozenBackbone | None = None  # None: all parameters are trained, or the same ones all the time
 
     @property
@@ -87,6 +88,8 @@ class TrainState:
             parts["ema"] = self.ema.state_dict()
         scaler = {_SCALER + name: value for name, value in self.network.precision.state_dict().items()}
         parts["optimizer"] = {**self.optimizer.state_dict(), **scaler}
+        if self.loss is not None:
+            parts["loss"] = dict(self.loss.state_dict())
         return parts
 
     def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
@@ -99,10 +102,13 @@ class TrainState:
             raise
 
     def _load_parts(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
-        needed = ("model", "optimizer") if self.ema is None else ("model", "ema", "optimizer")
+        needed = ("model", *(["ema"] if self.ema is not None else []), "optimizer")
+        needed = (*needed, "loss") if self.loss is not None else needed
         if missing := [name for name in needed if name not in parts]:
             raise CheckpointError(f"the checkpoint has no {' and no '.join(missing)}", where=source)
         load_weights(self.network.model, parts["model"], strict=True, source=source)
+        if self.loss is not None:
+            load_weights(self.loss, parts["loss"], strict=True, source=source)
         if self.ema is not None:
             self.ema.load_state_dict(parts["ema"])
         optimizer = parts["optimizer"]
@@ -155,9 +161,12 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     if class_weights is not None:
         text = describe_class_weights(class_weights, run.datasets.train.class_names)
         logger.info(text, run.restore_point.step)
-    teacher_network, custom_loss = teacher.teacher if teacher else None, build_loss(recipe, device)
+    teacher_network, custom_loss = teacher.teacher if teacher else None, build_loss(recipe, plan.num_classes, device)
+    if custom_loss is not None and custom_loss.note:
+        logger.info(custom_loss.note, run.restore_point.step)
+    loss = custom_loss.module if custom_loss is not None else None
     task = build_task(recipe, run.datasets.val, device, teacher_network, class_weights, custom_loss)
-    optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
+    optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group, loss)
     if scales := rate_scales(recipe.optimizer, network.model):
         logger.info(describe_rate_scales(scales), run.restore_point.step)
     ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
@@ -165,7 +174,7 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     frozen_backbone = FrozenBackbone(network.model) if run.restore_point.step < plan.freeze_steps else None
     if frozen_backbone is not None:
         logger.info(f"until step {plan.freeze_steps:,} {frozen_backbone.trained}", run.restore_point.step)
-    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None, frozen_backbone)
+    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None, loss, frozen_backbone)
 
 
 def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
@@ -180,10 +189,16 @@ def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
 
 
 def build_run_optimizer(
-    recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, process_group: ProcessGroup
+    recipe: Recipe,
+    alpha: float | None,
+    model: nn.Module,
+    device: Device,
+    process_group: ProcessGroup,
+    loss: nn.Module | None = None,
 ) -> Optimizer:
     """The optimizer, sharded over the ranks or not, with its state on the device or offloaded to the host."""
-    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    groups = optimizer_groups(recipe.optimizer, model, loss)
+    sizes = {name: p.numel() for name, p in groups.all().items()}
     is_sharded = recipe.memory.shard_optimizer and process_group.world_size > 1
     owner = shard_owners(sizes, process_group.world_size) if is_sharded else dict.fromkeys(sizes, process_group.rank)
     optimizer = build_optimizer(
@@ -193,12 +208,12 @@ def build_run_optimizer(
         rounding=_build_rounding(recipe),
         sgd=device.sgd_implementation(),
         only=[name for name in sizes if owner[name] == process_group.rank],
+        loss=loss,
     )
     if recipe.memory.offload_optimizer:
         optimizer.offload()
     if not is_sharded:
         return optimizer
-    groups = optimizer_groups(recipe.optimizer, model)
     return ShardedOptimizer(optimizer, groups.all(), owner, process_group.rank)
 
 
@@ -225,7 +240,7 @@ def build_train_step(
     with; without it the step has its own.
     """
     recipe, plan, network = run.recipe, run.plan, train_state.network
-    strategy = strategy or parallelize(run, network)
+    strategy = strategy or parallelize(run, network, train_state.loss)
     capture = graph_capture or build_graph_capture(recipe, run.device, run.process_group)
     oom_retry = None
     # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
@@ -262,8 +277,8 @@ def _build_graphs(
     return StepGraphs(capture, DDP_WARMUP_STEPS, run.phases), capture.run_on_stream(lambda: strategy.wrap(forward))
 
 
-def parallelize(run: PreparedRun, network: Network) -> ParallelStrategy:
-    """How the ranks train the network together."""
+def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = None) -> ParallelStrategy:
+    """How the ranks train the network, and the parameters of a loss, together."""
     parallel, plan = run.recipe.parallel, run.plan
     ordered = parallel.reduce == "ordered"
     ranks = range(plan.world_size)
@@ -276,7 +291,10 @@ def parallelize(run: PreparedRun, network: Network) -> ParallelStrategy:
             config,
             pipeline=PipelineConfig(partial(split_stages, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
         )
-    strategy = run.process_group.parallelize(network.model, config)
+    trained = network.model
+    if loss is not None and any(p.requires_grad for p in loss.parameters()):
+        trained = nn.ModuleList([network.model, loss])
+    strategy = run.process_group.parallelize(trained, config)
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
     network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy

@@ -74,6 +74,7 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
     cases = [
         ("missing", "auto", "no such folder", "reconv data get cifar10"),
         ("empty", "auto", "is empty", "reconv data get cifar10"),
+        ("emty", "auto", "no such folder", "empty/?"),
         ("cifar.tar.gz", "auto", "not unpacked", "tar -xf"),
         ("notes.txt", "auto", "is a file", "--data"),
         ("other", "auto", "no data recognized", "train/ and val/"),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data_examples import encode, noise
+from PIL import Image
 
+from reconv.data.decode.pillow import _register_heif, decode, reads_heic
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, ExitCode
 
@@ -26,12 +32,65 @@ def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Pa
     data = encode(noise(4, 4, 3, 0))
     inner = tree / "train" / "ant" / "more"
     inner.mkdir()
-    wanted = ("a.JPG", "b.jpeg", "c.Png", "d.webp", "e.bmp", "f.tif", "g.TIFF")
-    for name in (*wanted, "h.txt", ".hidden.png", "i.gif"):
+    wanted = ("a.JPG", "b.jpeg", "c.Png", "d.webp", "e.bmp", "f.tif", "g.TIFF", "h.gif")
+    for name in (*wanted, "h.txt", ".hidden.png", "i.svg"):
         (inner / name).write_bytes(data)
     source = FolderDataset(tree, "train")
     found = [os.path.basename(source.path(i)) for i in range(len(source)) if "more" in source.path(i)]
     assert found == list(wanted)
+
+
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0"
+PILLOW_HEIF = """
+from PIL import Image, PngImagePlugin
+
+def register_heif_opener(thumbnails):
+    def read(file, name):
+        file.seek(16)
+        return PngImagePlugin.PngImageFile(file)
+    Image.register_open("HEIF", read, lambda prefix: prefix[4:12] == b"ftypheic")
+"""
+
+
+@pytest.fixture
+def heic_tree(tree: Path) -> Iterator[Path]:
+    """A tree whose class `ant` has a HEIC image, whose pixels are those of a PNG: a stand-in package reads them."""
+    (tree / "train/ant/z.HEIC").write_bytes(HEIC + encode(noise(4, 6, 3, 0), "PNG"))
+    for cached in (reads_heic, _register_heif):
+        cached.cache_clear()
+    yield tree
+    for cached in (reads_heic, _register_heif):
+        cached.cache_clear()
+    Image.OPEN.pop("HEIF", None)
+
+
+def test_heic_images_are_left_out_by_name_without_their_package(
+    heic_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    source = FolderDataset(heic_tree, "train")
+    assert len(source) == 11
+    assert "left out: 1 HEIC image (ant/z.HEIC): pip install 'reconv[heic]'" in source.origin
+    with pytest.raises(DataError, match=r"need pillow-heif(.|\n)*reconv\[heic\]"):
+        decode((heic_tree / "train/ant/z.HEIC").read_bytes(), 3)
+    shutil.rmtree(heic_tree / "train")
+    (heic_tree / "train/ant").mkdir(parents=True)
+    (heic_tree / "train/ant/1.heic").write_bytes(HEIC)
+    with pytest.raises(DataError, match=r"reconv\[heic\]"):
+        FolderDataset(heic_tree, "train")
+
+
+def test_heic_images_are_read_by_their_package(
+    heic_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pillow_heif.py").write_text(PILLOW_HEIF)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
+    source = FolderDataset(heic_tree, "train")
+    assert len(source) == 12 and "HEIC" not in source.origin
+    pixels = decode(source[4].data, 3)
+    assert source.path(4).endswith("z.HEIC") and np.array_equal(pixels, noise(4, 6, 3, 0))
+    assert decode(encode(noise(4, 6, 3, 0), "PNG"), 3).shape == (4, 6, 3)  # other formats as before
 
 
 def test_validation_may_lack_classes_but_not_add_any(tree: Path) -> None:

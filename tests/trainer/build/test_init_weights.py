@@ -152,6 +152,24 @@ def test_run_initialized_from_tensorflow_weights_logs_the_padding(run: Run, padd
     assert any("model.options.padding=same" in note for note in notes) == (padding == "torch")
 
 
+def test_a_detector_initialized_from_tensorflow_weights_needs_no_padding(tmp_path: Path) -> None:
+    settings = {
+        "model.options.backbone": "resnet50",
+        "model.options.depths": [2, 1, 1],
+        "model.options.width": 4,
+        "model.init": str(FIXTURES / "official"),
+        "data.num_samples": 4,
+        "batch.size": 2,
+        "length": "1step",
+        "schedule.warmup": "0step",
+        "evaluate.every": "off",
+    }
+    overrides = [(name, value, "test") for name, value in settings.items()]
+    notes = notes_of(reconv.train("quickstart-detection", out=tmp_path / "run", overrides=overrides).folder)
+    assert any("tensors loaded" in note for note in notes)
+    assert not any("padding" in note for note in notes)
+
+
 @pytest.mark.parametrize("name", ["absent.pth", "absent/model.ckpt-3"])
 def test_missing_initial_weights_exit_4_and_create_no_run_directory(run: Run, tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="initial weights were not found") as caught:

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, at_most
-from reconv.data.decode.pillow import FORMATS, unidentified
+from reconv.data.decode.pillow import formats_of, unidentified
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.data.storage.file_list import MAX_SIZES
 from reconv.data.storage.local import read, read_bounded_text, size_bytes
@@ -95,9 +95,11 @@ def hold_out(table: BoxTable, root: Path, split: Split, data: DataConfig) -> Box
 def upright_size(data: bytes, name: str) -> tuple[int, int]:
     """Height and width of an encoded image with its EXIF orientation applied."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(data), formats=formats_of(data, name)) as opened:
             width, height = opened.size
             is_rotated = opened.getexif().get(_EXIF_ORIENTATION) in _ROTATED_BY_90
+    except DataError:
+        raise
     except UnidentifiedImageError as error:
         raise unidentified(data, name) from error
     except Exception as error:  # a decoder may raise anything for damaged bytes
