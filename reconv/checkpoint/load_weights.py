@@ -26,7 +26,7 @@ from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
 from reconv.errors import CheckpointError
 from reconv.io.bounded import open_file
 
-_EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Names in a popular family of CIFAR ResNets, and torchvision's names of the same layers.
@@ -87,13 +87,13 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
     try:
         with open_file(path) as file:
             is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
-        payload: Any = safetensors.torch.load_file(path) if is_safetensors else _unpickle(path)
+        payload: Any = safetensors.torch.load_file(path) if is_safetensors else unpickle(path)
     except FileNotFoundError as error:
         raise CheckpointError("no such weights file", where=str(path), then=f"ls '{path.parent}'") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-    tensors = payload if is_safetensors else _find_tensors(payload, path, prefer_ema)
-    return _strip_wrappers(tensors, path)
+    tensors = payload if is_safetensors else find_tensors(payload, path, prefer_ema)
+    return strip_wrappers(tensors, path)
 
 
 def compare_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> LoadReport:
@@ -190,7 +190,7 @@ def _check_not_compressed(path: Path) -> None:
         raise _unreadable(path, f"its member {compressed.filename} is compressed, which torch's files never are")
 
 
-def _unpickle(path: Path) -> Any:
+def unpickle(path: Path) -> Any:
     _check_not_compressed(path)
     try:
         # Checkpoints of torchvision and timm contain their command line as a Namespace, which runs no code.
@@ -218,9 +218,9 @@ def _reason(path: Path, error: Exception) -> str:
     return "a pickle not written by torch, or incomplete" if is_plain_pickle else "not a torch file"
 
 
-def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
+def find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
     """Unwrap the nested dictionaries that training programs save until there are tensors."""
-    keys = (*_EMA_KEYS, *_RAW_KEYS) if prefer_ema else (*_RAW_KEYS, *_EMA_KEYS)
+    keys = (*EMA_KEYS, *_RAW_KEYS) if prefer_ema else (*_RAW_KEYS, *EMA_KEYS)
     node = payload
     for _ in range(_MAX_NESTING):
         if not isinstance(node, Mapping):
@@ -241,7 +241,7 @@ def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tenso
     )
 
 
-def _strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+def strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Remove the prefixes that DataParallel, torch.compile and Lightning add, however nested."""
     stripped: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

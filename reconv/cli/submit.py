@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Options of `train` that `submit` passes on.
 _TRAIN_OPTIONS = (
     *("data", "epochs", "batch_size", "batch_per_device", "lr", "workers", "device", "nic", "seed", "model", "init"),
-    *("freeze", "settings", "profile", "trust_code"),
+    *("resume_from", "freeze", "settings", "profile", "trust_code"),
 )
 _SLURM_ONLY = ("partition", "account", "time", "sbatch_options", "setup", "resume")
 _KUBERNETES_ONLY = (

@@ -62,6 +62,9 @@ _DRY_RUN_STEPS = 10
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Random seed.")
 @click.option("--model", metavar="NAME", shell_complete=complete_models, help="Another network, by its name.")
 @click.option("--init", metavar="WEIGHTS", help="Initial weights: a file, a run, torchvision:NAME, timm:NAME or a URL.")
+@click.option(
+    "--resume-from", metavar="FILE", help="Continue a checkpoint of torchvision's, NVIDIA's or timm's program."
+)
 @click.option("--freeze", is_flag=True, help="Train only the head; needs --init.")
 @set_option
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
@@ -135,6 +138,7 @@ def recipe_overrides(options: Mapping[str, Any], num_devices: int) -> list[Overr
         ("seed", options["seed"], "--seed"),
         ("model.name", options["model"], "--model"),
         ("model.init", options["init"], "--init"),
+        ("model.resume_from", options["resume_from"], "--resume-from"),
         ("model.freeze_backbone", options["freeze"] or None, "--freeze"),
         ("profile", None if profile is None else step_range(profile), "--profile"),
     ]

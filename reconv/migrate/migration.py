@@ -35,7 +35,7 @@ _MAX_SCRIPTS = 64
 _INITIAL = ("conv_init", "linear_init", "zero_gamma")  # options of networks that trained weights do not need
 _PATH_OPTIONS = ("--data", "--out", "--json")
 _PATH_VERBS = ("eval", "resume", "predict", "export", "average", "data convert", "data get", "data show", "bench infer")
-_PATH_FIELDS = ("model.init",)
+_PATH_FIELDS = ("model.init", "model.resume_from")
 _RECIPE_VERBS = ("train", "bench train", "bench infer", "bench data", "data show")
 
 

@@ -20,6 +20,7 @@ SHORT_OPTIONS = {
     "seed": "--seed",
     "model.name": "--model",
     "model.init": "--init",
+    "model.resume_from": "--resume-from",
 }
 OVERRULED = "other flags of the command decide"
 _SPEED_AND_LOGS = ("engine.", "parallel.", "memory.", "evaluate.", "log.", "save.", "expect")

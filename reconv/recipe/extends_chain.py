@@ -21,7 +21,7 @@ from reconv.recipe.draft import Origin, recipe_error
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
 from reconv.recipe.units import split_rate
 
-PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
+PATH_FIELDS = (("data", "path"), ("model", "init"), ("model", "resume_from"), ("distill", "teacher"))
 
 
 @dataclass(frozen=True, slots=True)

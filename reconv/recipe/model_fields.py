@@ -22,6 +22,8 @@ class ModelConfig(Section):
     """Initialize the last norm of each residual block to zero, in ResNets; model.options.zero_gamma overrides it."""
     init: str | None = None
     """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
+    resume_from: str | None = None
+    """A checkpoint of torchvision's, NVIDIA's or timm's program to continue: its weights, momentum and epoch."""
     freeze_backbone: bool = False
     """Train the head only."""
     freeze_until: Duration | Off = "off"

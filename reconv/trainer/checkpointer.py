@@ -59,7 +59,7 @@ class Checkpointer:
         self._last_save_s = time.monotonic()
         self._time_to_save = False
         self._completed_step: int | None = None  # of the last save that was followed by retention
-        self.saved_step = run.restore_point.step
+        self.saved_step = run.restore_point.saved_step
 
     def is_time_to_save(self) -> bool:
         """Whether an interval in minutes has passed on this rank."""

@@ -35,6 +35,7 @@ from reconv.trainer.build.code import import_code
 from reconv.trainer.build.data_context import choose_gpu_decode_fraction
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.trainer.build.network import check_model
+from reconv.trainer.imported_state import import_state
 from reconv.trainer.resume import (
     ExistingRun,
     RestorePoint,
@@ -124,6 +125,10 @@ def prepare_run(
         facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
         plan = make_plan(recipe, facts, resolved.lines)
         check_worker_memory(plan, recipe, launch_env.local_world_size, available_memory_bytes(Machine()))
+        if not restore_point.is_resumed and (existing is None or not existing.is_finished):
+            imported = process_group.on_rank0(lambda: import_state(recipe, plan))
+            restore_point = replace(restore_point, imported=imported)
+            notes = (*notes, *(imported.notes if imported is not None else ()))
         restore_point.check_step(plan.total_steps)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         with phases.during(Phase.DEVICE):

@@ -36,6 +36,7 @@ from reconv.recipe.recipe_identity import differences, may_change, recipe_digest
 from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
+from reconv.trainer.imported_state import ImportedState
 
 # An elastic agent restarts processes after any exit code; retrying after these codes cannot succeed,
 # or a stop was requested.
@@ -60,6 +61,7 @@ class RestorePoint:
 
     loaded: LoadedCheckpoint | None = None
     notes: tuple[str, ...] = ()
+    imported: ImportedState | None = None  # of another program, where there is no checkpoint of ours yet
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,11 +71,16 @@ class RestorePoint:
     @property
     def step(self) -> int:
         """The number of steps done."""
+        return self.imported.step if self.imported is not None else self.saved_step
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the checkpoint; 0 without one."""
         return int(self.state.get("step", 0))
 
     @property
     def is_resumed(self) -> bool:
-        return self.loaded is not None
+        return self.loaded is not None or self.imported is not None
 
     def check_step(self, total_steps: int) -> None:
         """Raise if the checkpoint is from after the end of the run."""

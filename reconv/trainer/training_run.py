@@ -269,6 +269,9 @@ class TrainingRun(PreparedRun):
 
     def _restore(self, train_state: TrainState) -> Counters:
         """Load the checkpoint into the train state; returns the counters to continue with."""
+        if self.restore_point.imported is not None:
+            train_state.load_imported(self.restore_point.imported)
+            return Counters(self.restore_point.step)
         if self.restore_point.loaded is None:
             return Counters()
         source = self.run_dir.checkpoints / folder_name(self.restore_point.step)

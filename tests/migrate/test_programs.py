@@ -114,7 +114,8 @@ def test_preset_and_changes_are_the_wanted_recipe(name: str) -> None:
         recipe = load(migration.match.preset, overrides).recipe
         assert recipe == migration.match.recipe
         for field, setting in migration.settings.items():
-            if setting.is_typed and field not in ("schedule.lr", "schedule.base_batch_size", "model.init"):
+            loaded = ("schedule.lr", "schedule.base_batch_size", "model.init", "model.resume_from")  # whole paths
+            if setting.is_typed and field not in loaded:
                 assert _value(recipe, field) == _value(migration.wanted, field), field
                 num_compared += 1
     assert num_compared > 0
@@ -430,3 +431,30 @@ def test_coco_is_prepared_by_one_command() -> None:
     action = migrate_command("bash download_and_preprocess_coco.sh /data/coco").action
     assert (action.verb, action.arguments) == ("data get", ["coco2017", "/data/coco"])
     assert action.options == [("--to", "tfrecord")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python main.py --arch resnet50 --resume c.pth.tar --start-epoch 5 /imagenet",
+        "python references/classification/train.py --model resnet50 --resume c.pth.tar --start-epoch 5 --data-path /d",
+        "python train.py --hmp --resume c.pth.tar --start-epoch 5 --pretrained --data-path /d",
+        "python imagenet/main.py -a resnet50 --resume c.pth.tar --start-epoch 5 /imagenet",
+        "python pytorch-image-models/train.py /imagenet --model resnet50 --resume c.pth.tar",
+    ],
+)
+def test_a_checkpoint_of_a_pytorch_program_is_continued(command: str) -> None:
+    migration = migrate_command(command)
+    assert migration.settings["model.resume_from"].value == "c.pth.tar"
+    assert "model.init" not in migration.settings
+    assert "not supported" not in {row.status for row in migration.rows}
+    finish(migration)
+    assert migration.match is not None
+    assert migration.match.changes["model.resume_from"] == "c.pth.tar"
+    evaluation = migrate_command(f"{command} --evaluate") if "main.py" in command else None
+    assert evaluation is None or evaluation.action.arguments == ["c.pth.tar"]
+
+
+def test_a_first_epoch_without_a_checkpoint_is_not_supported() -> None:
+    migration = migrate_command("python main.py --arch resnet50 --start-epoch 5 /imagenet")
+    assert [row.status for row in migration.rows if "--start-epoch" in row.typed] == ["not supported"]

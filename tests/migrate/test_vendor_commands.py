@@ -110,6 +110,7 @@ def test_the_printed_command_gives_the_same_recipe() -> None:
             ("seed", options["seed"], "test"),
             ("model.name", options["model"], "test"),
             ("model.init", options["init"], "test"),
+            ("model.resume_from", options["resume_from"], "test"),
         ]
         typed = [entry for entry in overrides if entry[1] is not None] + parse_settings(options["settings"])
         recipe = load(options["recipe"], typed).recipe

@@ -82,7 +82,12 @@ TORCHVISION_FLAGS = (
     flag("--print-freq", int, 20, sets="log.every", convert=steps),
     flag("--output-dir", str, "."),
     flag("--resume", str),
-    flag("--start_epoch --start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag(
+        "--start_epoch --start-epoch",
+        int,
+        0,
+        missing="checkpoints of theirs are of another network",
+    ),
     flag("--aspect-ratio-group-factor", int, 3, none="all images have 300 x 300 pixels, so none needs padding"),
     flag("--rpn-score-thresh", float, none="is for networks with region proposals"),
     flag("--trainable-backbone-layers", int, missing="the whole backbone is trained; see model.trainable"),

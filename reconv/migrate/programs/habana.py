@@ -10,8 +10,16 @@ from typing import get_args
 from reconv.errors import UsageError
 from reconv.migrate.config_file import read_small_text
 from reconv.migrate.flags import flag, switch, text_bool
-from reconv.migrate.programs.nvidia import resume_elsewhere
-from reconv.migrate.programs.program import Program, epochs, missing_data, own_model, refuse_positional, steps
+from reconv.migrate.programs.program import (
+    Program,
+    epochs,
+    missing_data,
+    own_model,
+    refuse_positional,
+    resume_checkpoint,
+    start_epoch,
+    steps,
+)
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 from reconv.recipe.precision_fields import OperationName
@@ -35,7 +43,7 @@ _SHARED = (
     flag("--lr-step-size", int, 30),
     flag("--lr-gamma", float, 0.1),
     flag("--resume", str),
-    flag("--start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag("--start-epoch", int, 0),
     switch("--pretrained"),
     flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
     flag("--num-train-steps", int, _UNLIMITED, positive=True),
@@ -141,8 +149,9 @@ def translate_train(t: Translation, positional: Sequence[str]) -> None:
     _profile(t)
     if t["test_only"]:
         evaluate_weights(t, "resume", "test_only")
-    elif t["resume"]:
-        resume_elsewhere(t, "resume")
+    else:
+        resume_checkpoint(t)
+    start_epoch(t)
 
 
 def translate_googlenet(t: Translation, positional: Sequence[str]) -> None:
@@ -159,8 +168,9 @@ def translate_googlenet(t: Translation, positional: Sequence[str]) -> None:
         t.explain("gpu", "renamed", f"--device cuda:{t['gpu']}")
     if t["evaluate"]:
         evaluate_weights(t, "resume", "evaluate")
-    elif t["resume"]:
-        resume_elsewhere(t, "resume")
+    else:
+        resume_checkpoint(t)
+    start_epoch(t)
 
 
 def translate_demo(t: Translation, positional: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flags import Flag, any_text_is_true, flag, switch
-from reconv.migrate.programs.program import Program, epochs, steps, take_data
+from reconv.migrate.programs.program import Program, epochs, resume_checkpoint, start_epoch, steps, take_data
 from reconv.migrate.translation import Translation
 
 # Their name -> ours and options.
@@ -65,7 +65,7 @@ FLAGS_2019 = (
     flag("--data-backend --data-backends", str, "dali-cpu", choices=("pytorch", "dali-gpu", "dali-cpu"), none=_DALI),
     flag("-a --arch", str, "resnet50", choices=_OLD_ARCHITECTURES),
     flag("-c --model-config", str, "classic", choices=("classic", "fanin", "grp-fanin", "grp-fanout")),
-    flag("--start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag("--start-epoch", int, 0),
     flag("--pretrained-weights", str, sets="model.init"),
     switch("--fp16"),
     switch("--gather-checkpoints"),
@@ -212,6 +212,7 @@ def _precision(t: Translation) -> None:
 
 def _mode(t: Translation) -> None:
     """Evaluation, a few steps, or a resumed run."""
+    start_epoch(t)
     if t["evaluate"]:
         _evaluate(t)
         return
@@ -220,15 +221,7 @@ def _mode(t: Translation) -> None:
         t.notes.append("to measure speed, rather than train: reconv bench train")
     elif t.is_typed("prof"):
         t.explain("prof", "no effect", "-1 runs all steps, as here")
-    if t["resume"]:
-        resume_elsewhere(t, "resume")
-
-
-def resume_elsewhere(t: Translation, key: str) -> None:
-    """A checkpoint of their program cannot be continued; its weights can be the start."""
-    t.set("model.init", t[key], key)
-    text = "starts from these weights: their optimizer state cannot be continued; our runs: reconv resume RUN"
-    t.explain(key, "derived", text)
+    resume_checkpoint(t)
 
 
 def _evaluate(t: Translation) -> None:

@@ -126,6 +126,29 @@ def take_device(t: Translation) -> None:
         t.explain("device", "no effect", "auto finds the device of this machine")
 
 
+def resume_checkpoint(t: Translation) -> None:
+    """`--resume FILE` of a PyTorch program: training continues where its checkpoint ends."""
+    if not t["resume"]:
+        return
+    before = t.settings.pop("model.init", None)
+    for key in () if before is None else before.flags:
+        t.explain(key, "no effect", "the weights are those of --resume")
+    t.set("model.resume_from", t["resume"], "resume")
+    t.explain("resume", "renamed", "weights, momentum, loss scale and epoch of the file; what it lacks is logged")
+
+
+def start_epoch(t: Translation) -> None:
+    """`--start-epoch N`, which a checkpoint's own epoch replaces in the programs, too."""
+    if not t.is_typed("start_epoch"):
+        return
+    if t["resume"]:
+        t.explain("start_epoch", "no effect", "the epoch in the checkpoint decides, as in their program")
+    elif t["start_epoch"]:
+        t.explain("start_epoch", "not supported", "without a checkpoint a run begins at epoch 0")
+    else:
+        t.explain("start_epoch", "no effect", "0 is the beginning, as here")
+
+
 def missing_data(t: Translation, default: str = "", variable: str = "") -> None:
     """The command names no data: take the program's variable, or say so, with the folder that it would read."""
     if variable in t.environment:

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 from reconv.migrate.flags import flag, switch
 from reconv.migrate.programs.habana import evaluate_weights
-from reconv.migrate.programs.nvidia import resume_elsewhere
-from reconv.migrate.programs.program import Program, epochs, own_model, refuse_positional, steps, take_data
+from reconv.migrate.programs.program import (
+    Program,
+    epochs,
+    own_model,
+    refuse_positional,
+    resume_checkpoint,
+    start_epoch,
+    steps,
+    take_data,
+)
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -16,7 +24,7 @@ FLAGS = (
     flag("-a --arch", str, "resnet18"),
     flag("-j --workers", int, 4, sets="data.num_workers"),
     flag("--epochs", int, 90, positive=True),
-    flag("--start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag("--start-epoch", int, 0),
     flag("-b --batch-size", int, 256, positive=True),
     flag("--lr --learning-rate", float, 0.1, sets="schedule.lr"),
     flag("--momentum", float, 0.9, sets="optimizer.momentum"),
@@ -51,8 +59,9 @@ def translate(t: Translation, positional: Sequence[str]) -> None:
         t.set("model.init", f"torchvision:{t['arch']}", "pretrained")
     if t["evaluate"]:
         evaluate_weights(t, "resume", "evaluate")
-    elif t["resume"]:
-        resume_elsewhere(t, "resume")
+    else:
+        resume_checkpoint(t)
+    start_epoch(t)
     if t["dummy"]:
         t.set("data.source", "synthetic", "dummy")
         refuse_positional(t, positional[1:])

@@ -11,8 +11,15 @@ from reconv.errors import UsageError
 from reconv.migrate.command_line import unfilled
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flags import ParsedWords, Typed, flag, switch
-from reconv.migrate.programs.nvidia import resume_elsewhere
-from reconv.migrate.programs.program import Program, epochs, steps, take_data, take_device
+from reconv.migrate.programs.program import (
+    Program,
+    epochs,
+    resume_checkpoint,
+    start_epoch,
+    steps,
+    take_data,
+    take_device,
+)
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
@@ -57,7 +64,7 @@ FLAGS = (
     switch("--pretrained"),
     flag("--pretrained-path --initial-checkpoint", str, sets="model.init"),
     flag("--resume", str),
-    switch("--no-resume-opt", none="only weights are taken from a checkpoint of timm"),
+    switch("--no-resume-opt", missing="momentum of a checkpoint is continued, too"),
     flag("--gp", str, missing="average pooling is what networks here have"),
     flag("--img-size", int, positive=True),
     flag("--in-chans", int, 3, missing="set data.preprocess.channels in a recipe"),
@@ -112,7 +119,7 @@ FLAGS = (
     flag("--min-lr", float, 0.0),
     flag("--epochs", int, 300, positive=True),
     flag("--epoch-repeats", float, 0.0, missing="repeats the data in an epoch; give --epochs the product"),
-    flag("--start-epoch", int, none="is in the checkpoint; reconv resume continues there"),
+    flag("--start-epoch", int),
     flag("--decay-milestones", int, [90, 180, 270], arity="+"),
     flag("--decay-epochs", float, 90.0),
     flag("--warmup-epochs", int, 5),
@@ -424,8 +431,8 @@ def _rest(t: Translation) -> None:
     else:
         t.set("evaluate.best_metric", t["eval_metric"], "eval_metric")
     take_device(t)
-    if t["resume"]:
-        resume_elsewhere(t, "resume")
+    resume_checkpoint(t)
+    start_epoch(t)
 
 
 TIMM_TRAIN = Program(

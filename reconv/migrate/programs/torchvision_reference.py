@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from reconv.errors import UsageError
 from reconv.migrate.flags import flag, switch
 from reconv.migrate.programs.habana import evaluate_weights
-from reconv.migrate.programs.nvidia import resume_elsewhere
 from reconv.migrate.programs.program import (
     Program,
     epochs,
     missing_data,
     own_model,
     refuse_positional,
+    resume_checkpoint,
+    start_epoch,
     steps,
     take_device,
 )
@@ -50,7 +51,7 @@ FLAGS = (
     flag("--print-freq", int, 10, sets="log.every", convert=steps),
     flag("--output-dir", str, "."),
     flag("--resume", str),
-    flag("--start-epoch", int, 0, none="is in the checkpoint; reconv resume continues there"),
+    flag("--start-epoch", int, 0),
     switch("--cache-dataset", none="listing a folder needs no cache"),
     switch("--sync-bn"),
     switch("--test-only"),
@@ -106,8 +107,9 @@ def translate(t: Translation, positional: Sequence[str]) -> None:
     _weights(t)
     if t["test_only"]:
         evaluate_weights(t, "resume", "test_only")
-    elif t["resume"]:
-        resume_elsewhere(t, "resume")
+    else:
+        resume_checkpoint(t)
+    start_epoch(t)
 
 
 def _weights(t: Translation) -> None:

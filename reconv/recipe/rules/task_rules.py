@@ -31,6 +31,9 @@ def model_rules(recipe: Recipe) -> Iterator[Contradiction]:
     if model.freeze_backbone and model.init is None:
         text = "would train a head on a random backbone; set model.init"
         yield Contradiction(("model.freeze_backbone", "model.init"), text)
+    if model.init is not None and model.resume_from is not None:
+        text = "has the weights, too; set one of them"
+        yield Contradiction(("model.resume_from", "model.init"), text)
     if model.trainable and model.init is None:
         text = "would leave the other weights random; set model.init"
         yield Contradiction(("model.trainable", "model.init"), text)

@@ -59,6 +59,7 @@ from reconv.trainer.oom import MicroBatchSize, OomRetry
 from reconv.trainer.step import Annotate, TrainStep, no_annotation
 
 if TYPE_CHECKING:
+    from reconv.trainer.imported_state import ImportedState
     from reconv.trainer.prepare_run import PreparedRun
 
 _SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
@@ -100,6 +101,10 @@ class TrainState:
             error.where = error.where or source
             error.then = error.then or "move this checkpoint away and use an older one"
             raise
+
+    def load_imported(self, imported: ImportedState) -> None:
+        """Continue from the tensors of another program's checkpoint."""
+        self.load_state_dict(imported.parts(self.state_dict(), _SCALER), source=str(imported.state.path))
 
     def _load_parts(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
         needed = ("model", *(["ema"] if self.ema is not None else []), "optimizer")

@@ -1,0 +1,119 @@
+"""Continuing a checkpoint of another program (`model.resume_from`): its epoch as a step, its tensors as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
+from reconv.checkpoint.load_weights import load_weights
+from reconv.errors import CheckpointError
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.trainer.build.network import build_meta_model
+from reconv.trainer.lr_schedule import learning_rate
+
+_SCALE, _GROWTH_STEPS = "loss_scale", "growth_steps"  # of the loss scaler
+_LR_TOLERANCE = 1e-6
+_RATE_IN_MOMENTUM = "lars"  # buffers here contain the learning rate, and those of torch's programs do not
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedState:
+    """The training state of another program's checkpoint, and the step that it continues at."""
+
+    state: TrainingState
+    step: int
+    notes: tuple[str, ...]
+
+    def parts(self, own: Mapping[str, Mapping[str, Tensor]], scaler_prefix: str) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint of ours; what the file lacks is as it is in `own`, at the start of a run."""
+        weights = _onto(own["model"], self.state.weights)
+        optimizer = dict(own["optimizer"])
+        for kind, by_name in self.state.optimizer.items():
+            for name, tensor in by_name.items():
+                if f"{kind}.{name}" in optimizer:
+                    optimizer[f"{kind}.{name}"] = tensor
+        if self.state.loss_scale is not None and scaler_prefix + _SCALE in optimizer:
+            for name, value in zip((_SCALE, _GROWTH_STEPS), self.state.loss_scale, strict=True):
+                old = optimizer[scaler_prefix + name]
+                optimizer[scaler_prefix + name] = torch.full_like(old, value)
+        parts = {"model": weights, "optimizer": optimizer}
+        if "ema" in own:
+            parts["ema"] = weights if self.state.ema is None else _onto(own["ema"], self.state.ema)
+        return parts
+
+
+def _onto(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors.get(name, tensor) for name, tensor in own.items()}
+
+
+def import_state(recipe: Recipe, plan: Plan) -> ImportedState | None:
+    """The state that `model.resume_from` names; None where the recipe names none."""
+    if recipe.model.resume_from is None:
+        return None
+    path = Path(recipe.model.resume_from)
+    state = read_training_state(path)
+    model = build_meta_model(recipe, plan.num_classes)
+    _check_weights(model, state)
+    if recipe.optimizer.name == _RATE_IN_MOMENTUM and state.optimizer:
+        state = _without_momentum(state)
+    step = round(state.epochs * plan.steps_per_epoch)
+    if step > plan.total_steps:
+        raise CheckpointError(
+            f"the checkpoint has {state.epochs} epochs, and the run has only {recipe.length}",
+            where=str(path),
+            then=f"--epochs {state.epochs + 1} or more",
+        )
+    return ImportedState(state, step, tuple(_notes(recipe, plan, model, state, step)))
+
+
+def _check_weights(model: nn.Module, state: TrainingState) -> None:
+    """Raise unless the file has the weights of this network, all of them."""
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.weights.items()}
+    load_weights(model, empty, strict=True, source=str(state.path))
+
+
+def _without_momentum(state: TrainingState) -> TrainingState:
+    lost = "momentum of LARS contains the learning rate here, and not in the file: it starts at zero"
+    return TrainingState(
+        state.path,
+        state.program,
+        state.epochs,
+        state.weights,
+        state.ema,
+        {},
+        state.loss_scale,
+        state.lr,
+        (*state.lost, lost),
+    )
+
+
+def _notes(recipe: Recipe, plan: Plan, model: nn.Module, state: TrainingState, step: int) -> list[str]:
+    """What is continued, and what is lost."""
+    num_parameters = len(list(model.parameters()))
+    taken = [f"{len(state.weights)} tensors"]
+    taken += [f"{kind} of {len(by_name)} parameters" for kind, by_name in state.optimizer.items()]
+    taken += ["the average of weights"] if state.ema is not None and recipe.ema.decay > 0 else []
+    taken += [f"loss scale {state.loss_scale[0]:g}"] if state.loss_scale and recipe.precision.uses_loss_scale else []
+    notes = [
+        f"continues {state.path.name}, a checkpoint of {state.program} after epoch {state.epochs} = step {step:,}: "
+        + ", ".join(taken)
+    ]
+    lost = list(state.lost)
+    for kind, by_name in state.optimizer.items():
+        if len(by_name) < num_parameters:
+            lost.append(f"{kind} of {num_parameters - len(by_name)} of {num_parameters} parameters")
+    if recipe.ema.decay > 0 and state.ema is None:
+        lost.append("the file has no average of weights: it starts from the weights")
+    if recipe.precision.loss_scale == "dynamic" and recipe.precision.uses_loss_scale and state.loss_scale is None:
+        lost.append("the file has no loss scale: it is searched again")
+    notes += [f"lost: {text}" for text in lost]
+    rates = [learning_rate(plan.schedule, at) for at in (max(0, step - 1), min(step, plan.total_steps - 1))]
+    if state.lr is not None and all(abs(state.lr - rate) > _LR_TOLERANCE * abs(rate) for rate in rates):
+        notes.append(f"the learning rate of the file is {state.lr:g}; this recipe has {rates[1]:g} from here on")
+    return notes
