@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights
 from reconv.errors import CheckpointError
+from reconv.message import message
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import build_meta_model
@@ -22,6 +23,7 @@ _LR_TOLERANCE = 1e-6
 _RATE_IN_MOMENTUM = "lars"  # buffers here contain the learning rate, and those of torch's programs do not
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ImportedState:
     """The training state of another program's checkpoint, and the step that it continues at."""

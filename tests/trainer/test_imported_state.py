@@ -18,11 +18,13 @@ from reconv.checkpoint.interop.torch_programs import read_training_state
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
 from reconv.custom_code import CustomCodeError
+from reconv.distributed.collectives import decode, encode
 from reconv.errors import CheckpointError, RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import LogMessage, TrainProgress
 from reconv.models import build_model
 from reconv.trainer.custom_callbacks import Callback, RunInfo
+from reconv.trainer.imported_state import ImportedState
 
 SHORT: dict[str, Any] = {
     "model.name": "resnet8_cifar",
@@ -199,6 +201,15 @@ def test_the_last_epochs_count_whole_and_the_first_checkpoint_can_be_lost(
     reconv.train("quickstart", out=out, overrides=overrides, resume=True, console="quiet", callbacks=[FailAt(99)])
     expected, actual = tensors(whole, 18, "model"), tensors(out, 18, "model")
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_ranks_send_an_imported_state_to_each_other(finished: Callable[[str], Path], tmp_path: Path) -> None:
+    torch.save(nvidia(finished("sgd"), "sgd", 12, 2), tmp_path / "c.pth")
+    state = read_training_state(tmp_path / "c.pth")
+    received = decode(memoryview(encode(ImportedState(state, 12, ("a note",)))))
+    assert isinstance(received, ImportedState) and (received.step, received.notes) == (12, ("a note",))
+    momentum = received.state.optimizer["momentum"]
+    assert all(torch.equal(momentum[name], state.optimizer["momentum"][name]) for name in momentum)
 
 
 def test_what_a_file_lacks_is_named(finished: Callable[[str], Path], tmp_path: Path) -> None:

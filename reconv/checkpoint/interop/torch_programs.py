@@ -17,6 +17,7 @@ from torch import Tensor
 
 from reconv.checkpoint.load_weights import EMA_KEYS, find_tensors, strip_wrappers, unpickle
 from reconv.errors import CheckpointError
+from reconv.message import message
 
 # Names of optimizer state in torch and timm, and here.
 _STATE_NAMES = {
@@ -29,6 +30,7 @@ _STATE_NAMES = {
 _COUNTER = "n_averaged"  # of torchvision's average
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class TrainingState:
     """What a checkpoint of another program says about its training."""
