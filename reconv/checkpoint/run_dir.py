@@ -6,11 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +22,17 @@ from reconv.io.atomic import FileSystem, disk_errors
 from reconv.io.bounded import NotRegularFileError, NotTextError, TooLargeError, read_json_object
 from reconv.message import message
 from reconv.recipe.presets import nearest
+
+# What training and evaluation write into a run directory, beside its checkpoints.
+RUN_FILES = frozenset(
+    """
+    run.json recipe.yaml events.jsonl summary.json report.html best.json averaged.safetensors evaluations.csv
+    classification.json detection.json training.csv validation.csv scalars.csv mlperf.log job.json
+    """.split()  # noqa: SIM905
+)
+RUN_FOLDERS = ("images", "logs", "traces")
+_PLAIN = re.compile(r"[\w ()+,=@-][\w ().+,=@-]*")  # the part of a path: not hidden
+_MAX_DEPTH, _MAX_LINKS = 6, 10_000
 
 
 @message
@@ -140,9 +153,41 @@ class RunDir:
             return True
         return isinstance(steps, int) and isinstance(total_steps, int) and steps >= total_steps
 
+    def check_links(self) -> None:
+        """Raise `CheckpointError` if a link in the directory leads out of it: what is written would be elsewhere."""
+        root = os.path.realpath(self.path)
+        for path in islice(_links(self.path, _MAX_DEPTH), _MAX_LINKS):
+            target = os.path.realpath(path)
+            if target != root and not target.startswith(f"{root}{os.sep}"):
+                raise CheckpointError(
+                    "a link in the run directory leads out of it",
+                    where=str(path),
+                    why=f"it leads to {target}, which would be read as a part of the run, and written",
+                    then="put the file or folder itself there (cp -rL RUN COPY copies a run without links)",
+                )
+
     def lock(self) -> RunLock:
         """Lock the run directory for this process; raises `RunLockedError` if another process holds the lock."""
+        self.check_links()
         return RunLock(self.lock_file)
+
+
+def is_run_file(name: str) -> bool:
+    """Whether a run has files of this name, relative to its directory; those of checkpoints are in their manifests."""
+    folder, _, file = name.rpartition("/")
+    if not folder:
+        return file in RUN_FILES
+    return folder.partition("/")[0] in RUN_FOLDERS and all(_PLAIN.fullmatch(part) for part in name.split("/"))
+
+
+def _links(folder: Path, depth: int) -> Iterator[str]:
+    """The links in a folder and, without following any, the folders in it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif depth > 1 and entry.is_dir(follow_symlinks=False):
+                yield from _links(Path(entry.path), depth - 1)
 
 
 def runs_in(folder: Path) -> list[RunDir]:

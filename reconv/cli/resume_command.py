@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,7 @@ from reconv.cli.options import (
     DEVICE_HELP,
     Command,
     Override,
+    can_ask,
     json_option,
     parse_settings,
     print_note,
@@ -23,6 +25,10 @@ from reconv.cli.options import (
 from reconv.cli.start_up import start_cuda
 from reconv.cli.train import epochs_text, run_training, silence_torch, step_range, train
 from reconv.distributed.environment import read_launch_env
+
+if TYPE_CHECKING:
+    from reconv.checkpoint.run_dir import RunDir
+    from reconv.custom_code import CodeConsent
 
 
 @click.command(cls=Command)
@@ -39,6 +45,7 @@ from reconv.distributed.environment import read_launch_env
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
 @stop_after_option
 @trust_option
+@click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def resume(
@@ -53,6 +60,7 @@ def resume(
     profile: str | None,
     stop_after: str | None,
     trust_code: bool,
+    mirror: str | None,
     quiet: bool,
     json_file: str | None,
 ) -> int:
@@ -70,7 +78,7 @@ def resume(
     from reconv.checkpoint.locate import find_run
 
     run_dir = find_run(run)
-    _require_trust(run_dir.recipe, trust_code)
+    mirror = _take_run_back(run_dir, mirror)
     stored = stored_options(run_dir.events)
     options: list[Override] = [
         ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
@@ -81,22 +89,45 @@ def resume(
     device = device or stored.get("device") or "auto"
     if devices is None and read_launch_env().world_size == 1:
         devices = _available(stored.get("devices"), device)
+    consent = _ask_for_code(run_dir.recipe, overrides, trust_code)
     silence_torch()
     start_cuda(device, devices)
     nic = nic or stored.get("nic")
     args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
-    return run_training(args, str(run_dir.path), True, stop_after)
+    return run_training(args, str(run_dir.path), True, stop_after, mirror=mirror, consent=consent)
 
 
-def _require_trust(recipe: Path, trust_code: bool) -> None:
+def _take_run_back(run_dir: RunDir, mirror: str | None) -> str | None:
+    """Bring RUN up to date with its copy, before its recipe is read; returns the address that the user gives now."""
+    from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address, is_given
+    from reconv.checkpoint.mirror.run_download import download_run, read_mirror_url
+    from reconv.io.object_store.object_store import as_url, open_object_store
+
+    if mirror == NO_MIRROR or read_launch_env().rank > 0:
+        return mirror
+    url = read_mirror_url(run_dir) if mirror is None else as_url(mirror)
+    if url is None:
+        return None
+    if mirror is None and not is_given(url) and can_ask():
+        print_note(f"This run says that its copy is at {url}, an address that you have not given.")
+        mirror = url if click.confirm("Read the run from there and write it there?", default=False, err=True) else None
+    if mirror is None:
+        check_address(url, str(run_dir.path))
+    download_run(open_object_store(url), run_dir, print_note)
+    return mirror
+
+
+def _ask_for_code(recipe: Path, overrides: Sequence[Override], trust_code: bool) -> CodeConsent | None:
     """Ask before the code that the recipe of a run names is imported, once for all processes."""
-    from reconv.custom_code import require_trust
+    from reconv.custom_code import CodeConsent
     from reconv.recipe.code_fields import code_references
     from reconv.recipe.loader import load
 
-    saved = load(str(recipe)).recipe
-    if read_launch_env().rank == 0:
-        require_trust(code_references(saved), saved.code_path, trust_or_ask(trust_code), str(recipe))
+    if read_launch_env().rank > 0:  # rank 0 reads the recipe for all of them
+        return None
+    saved, consent = load(str(recipe), overrides).recipe, CodeConsent.of(trust_or_ask(trust_code))
+    consent.require(code_references(saved), saved.code_path, str(recipe))
+    return consent
 
 
 def stored_options(events: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,8 @@ from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
 _DRY_RUN_STEPS = 10
+if TYPE_CHECKING:
+    from reconv.custom_code import CodeConsent
 
 
 @click.command(cls=Command)
@@ -158,6 +160,8 @@ def run_training(
     stop_after: str | None,
     elastic: str | None = None,
     rendezvous: str | None = None,
+    mirror: str | None = None,
+    consent: CodeConsent | None = None,
 ) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     with pause_gc():
@@ -180,6 +184,8 @@ def run_training(
         command=["reconv", *sys.argv[1:]],
         stop_after=stop_after,
         trust_code=args.trust_code,
+        mirror=mirror,
+        consent=consent,
     )
     if read_launch_env().rank == 0:
         if result.was_finished:

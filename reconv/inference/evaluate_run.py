@@ -109,6 +109,8 @@ def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
         located = find_model(args.run, args.best, log)
         if args.all:
             _check_all(args, located)
+            assert located.run is not None
+            located.run.check_links()
             return _evaluate_all(args, located, process_group, log)
         return [_evaluate_one(args, located, process_group, log)]
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from reconv.custom_code import CodeConsent
 from reconv.distributed.elastic_config import ElasticConfig
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.errors import UsageError
@@ -68,6 +69,8 @@ def train(
     stop_after: str | None = None,
     profile: tuple[int, int] | None = None,
     trust_code: bool = False,
+    mirror: str | None = None,
+    consent: CodeConsent | None = None,
     **unknown: Any,
 ) -> RunResult:
     """Train a recipe, a preset's name or a YAML file, and return its run directory, summary and model.
@@ -77,7 +80,8 @@ def train(
     pair `data`. `model` is a name, a module, its class or a function that builds it; loss, transforms, metrics and
     callbacks are your own as well, all as described in docs/how-to/custom-code.md. Without a recipe `finetune` derives
     the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
-    `resume` continues, with the same objects.
+    `resume` continues, with the same objects. Where the run that is resumed names an address of its copy that you have
+    not given, `mirror` is that address or `off`. `consent` limits the code that its recipe may name.
 
     `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
     that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
@@ -119,13 +123,13 @@ def train(
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )
-    out, mirror = local_out(out, runs)
+    out, url = local_out(out, runs, mirror)
     args = RunArgs(
         recipe=_DEFAULT_RECIPE if recipe is None else str(recipe),
         overrides=(*fitted, *objects.overrides, *keywords, *_as_overrides(overrides)),
         data=path,
         out=out,
-        mirror=mirror,
+        mirror=url,
         resume=resume,
         runs=Path(runs),
         device=device,
@@ -134,6 +138,7 @@ def train(
         command=tuple(command),
         stop_after=stop_after,
         trust_code=trust_code,
+        consent=consent,
         objects=objects.objects,
         return_when_interrupted=in_ipython(),
     )

@@ -10,9 +10,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address
 from reconv.checkpoint.mirror.run_download import download_run, read_mirror_url
 from reconv.checkpoint.run_dir import RunDir
-from reconv.custom_code import is_import_path, is_provided, provide, require_trust
+from reconv.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
@@ -60,6 +61,7 @@ class RunArgs:
         False  # that a teacher or initial weights name; what the recipe names is imported without a question
     )
     objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
+    consent: CodeConsent | None = None  # to the code of the recipe, where that is a saved one; None: it is the user's
     mirror: str | None = None  # the address of a copy of the run in an object store
     return_when_interrupted: bool = False  # after Ctrl-C and a save, return the result instead of raising
 
@@ -87,14 +89,22 @@ def take_run_back(args: RunArgs) -> None:
         download_run(open_object_store(args.mirror), RunDir(args.out), lambda text: None)
 
 
-def local_out(out: str | Path | None, runs: str | Path) -> tuple[Path | None, str | None]:
-    """The run directory on this machine and the address of its copy, from --out or from the run directory itself."""
+def local_out(out: str | Path | None, runs: str | Path, mirror: str | None = None) -> tuple[Path | None, str | None]:
+    """The run directory on this machine and the address of its copy, from --out or from the run directory itself.
+
+    The user must have given that address; `mirror` is one that they give now, or `off`.
+    """
     if out is None:
         return None, None
     if is_url(out):
         url = as_url(out)
         return local_folder(url, Path(runs)), url
-    return Path(out), read_mirror_url(RunDir(Path(out)))
+    if mirror is not None:
+        return Path(out), None if mirror == NO_MIRROR else as_url(mirror)
+    noted = read_mirror_url(RunDir(Path(out)))
+    if noted is not None and read_launch_env().rank == 0:  # which alone uses it
+        check_address(noted, str(out))
+    return Path(out), noted
 
 
 def check_picklable(objects: Mapping[str, Any]) -> None:
@@ -118,6 +128,8 @@ def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
     """
     overrides = [*args.overrides, *([("data.path", str(args.data), "--data")] if args.data is not None else [])]
     resolved = load(args.recipe, overrides)
+    if args.consent is not None:
+        args.consent.require(code_references(resolved.recipe), resolved.recipe.code_path, args.recipe)
     if resolved.recipe.derive:
         resumed = find_run(resolved.recipe, out=args.out, runs=args.runs) if args.resume else None
         values = None if resumed is None else load(str(resumed.recipe)).recipe

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +30,9 @@ from foreign_folders import (
 )
 from PIL import Image
 
+import reconv
+from reconv.checkpoint.mirror import run_lease, run_mirror
+from reconv.custom_code import CodeConsent, OtherCodeError
 from reconv.errors import ExitCode
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_loader import LoadSettings, ModelLoader, with_consents
@@ -48,6 +53,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_run(tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(autouse=True)
+def _no_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user has given no addresses of copies; leases are taken at once."""
+    monkeypatch.setenv("RECONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run_lease, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(run_mirror, "_POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -151,3 +164,71 @@ def test_a_server_keeps_its_model_if_a_later_checkpoint_names_other_code(trust: 
     assert "evil.py" in refused[0] and "step 1 is still served" in refused[0]
     assert model.current is not None and model.current.predictor.path == first
     assert owned(run) == []
+
+
+@pytest.fixture
+def store(run: Path, tmp_path: Path) -> Path:
+    """Where the run says that its copy is: one with a newer checkpoint, other code, and files that no run has."""
+    copy = copy_of(run, tmp_path / "store/run")
+    newest = checkpoints(run)[-1]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    for folder in (".", "lib", "images"):
+        write_files(copy / folder, {"evil.py": trap("class Evil: pass"), ".profile": "", "authorized_keys": ""})
+    change_run(copy, evil)
+    (run / "mirror.json").write_text(json.dumps({"url": copy.as_uri()}))
+    return copy
+
+
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_a_copy_at_an_address_that_the_user_has_not_given_is_left_alone(
+    run: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files_below(run), files_below(store)
+    assert run_command("resume", "run") == ExitCode.USAGE
+    assert store.as_uri() in capsys.readouterr().err
+    assert run_command("train", "quickstart", "--out", "run", "--resume") == ExitCode.USAGE
+    assert (files_below(run), files_below(store)) == before
+    assert run_command("resume", "run", "--mirror", "off") == ExitCode.OK
+    assert files_below(store) == before[1]
+
+
+def test_the_code_that_a_copy_names_is_asked_about_after_it_was_taken_back(
+    run: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(run, {"evil.py": trap("class Evil: pass")})
+    assert run_command("resume", "run", "--mirror", store.as_uri()) == ExitCode.USAGE
+    assert "names code that would be imported" in capsys.readouterr().err
+    assert len(checkpoints(run)) == 2, "it was taken back first"
+    assert not {"lib", "lib/evil.py", ".profile", "authorized_keys", "images/.profile"} & files_below(run)
+    assert owned(tmp_path) == []
+
+
+def test_a_recipe_that_changes_after_the_question_is_not_imported(run: Path, store: Path, tmp_path: Path) -> None:
+    """The copy gets a newer checkpoint between the question and the start of training."""
+    write_files(run, {"evil.py": trap("class Evil: pass")})
+    consent = CodeConsent(True)
+    consent.require([], (), "run")
+    with pytest.raises(OtherCodeError, match="other code"):
+        reconv.train(run / "recipe.yaml", out=run, resume=True, mirror=store.as_uri(), consent=consent)
+    assert "evil.py" in (run / "recipe.yaml").read_text()
+    assert owned(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["images", "events.jsonl", "lock", "notes.txt", "checkpoints/step-000000002/x.json"])
+def test_links_out_of_a_run_are_neither_followed_nor_copied(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / ("outside" if name == "images" else "outside.txt")
+    outside.mkdir() if name == "images" else outside.write_text("private")
+    shutil.rmtree(run / name) if name == "images" else (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    copy = tmp_path / "copy"
+    assert run_command("resume", "run", "--mirror", copy.as_uri(), "--epochs", "2") == ExitCode.CHECKPOINT
+    assert str(outside) in capsys.readouterr().err
+    assert not copy.exists()
+    assert list(outside.iterdir()) == [] if name == "images" else outside.read_text() == "private"

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.mirror.given_addresses import remember_address
+from reconv.checkpoint.run_dir import RunDir, is_run_file
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.store import is_checkpoint_name
 from reconv.errors import CheckpointError, UnreadableRunError
 from reconv.io import read_limits
 from reconv.io.atomic import disk_errors, fsync_dir, write_atomic
+from reconv.io.bounded import read_json_object
 from reconv.io.object_store.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -31,7 +33,6 @@ from reconv.io.object_store.object_store import (
 from reconv.io.object_store.store_errors import StoreError, retry_store
 
 URL_FILE = "mirror.json"  # in a run directory: where its copy is
-NOT_COPIED = frozenset({"lock", "alive", "lease.json", URL_FILE})
 _PART_BYTES = 8 << 20
 _CONNECTIONS = 8
 
@@ -39,13 +40,15 @@ _CONNECTIONS = 8
 def read_mirror_url(run_dir: RunDir) -> str | None:
     """Where the copy of a run is; None if it has none."""
     try:
-        return str(json.loads((run_dir.path / URL_FILE).read_bytes())["url"])
-    except (OSError, ValueError, KeyError, TypeError):
+        url = read_json_object(run_dir.path / URL_FILE, read_limits.RUN_JSON_BYTES)["url"]
+    except (OSError, ValueError, KeyError):
         return None
+    return as_url(url)
 
 
 def write_mirror_url(run_dir: RunDir, url: str) -> None:
-    """Note in the run directory where its copy is."""
+    """Note in the run directory where its copy is, an address that the user has given."""
+    remember_address(url)
     write_atomic(run_dir.path / URL_FILE, json.dumps({"url": url}))
 
 
@@ -68,6 +71,7 @@ def download_run(store: ObjectStore, run_dir: RunDir, log: Callable[[str], None]
     if run_dir.is_run() and (not steps or (local and local[-1] >= steps[-1])):
         return False
     _check_same_run(store, items["run.json"], run_dir)
+    run_dir.check_links()
     log(f"downloading {len(steps)} checkpoints from {store.root}")
     with disk_errors(run_dir.path), _store_errors(store.root):
         run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ def download_run(store: ObjectStore, run_dir: RunDir, log: Callable[[str], None]
             if name not in local:
                 _download_checkpoint(store, items, name, run_dir, log)
         # recipe.yaml last: with it the folder is a run.
-        others = [name for name in items if not name.startswith("checkpoints/") and name not in NOT_COPIED]
+        others = [name for name in items if is_run_file(name)]
         for name in sorted(others, key=lambda name: (name == "recipe.yaml", name)):
             _download(store, items[name], run_dir.path / name)
     return True

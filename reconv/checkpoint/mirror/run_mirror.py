@@ -14,21 +14,19 @@ from pathlib import Path
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.mirror.run_download import (
-    NOT_COPIED,
     download_run,
     has_run,
     run_store_error,
     write_mirror_url,
 )
 from reconv.checkpoint.mirror.run_lease import LostLeaseError, RunLease
-from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.run_dir import RUN_FOLDERS, RunDir, is_run_file
 from reconv.errors import CheckpointError, ResourceError, RunLockedError, UsageError
 from reconv.io.object_store.object_store import ObjectStore, open_object_store
 from reconv.io.object_store.store_errors import StoreError, retry_store
 
 _POLL_S = 5.0  # between two looks for new checkpoints
 _FIRST = ("run.json", "recipe.yaml")
-_FOLDERS = ("images", "logs", "traces")
 
 
 class RunMirror:
@@ -51,6 +49,7 @@ class RunMirror:
     @contextmanager
     def open(cls, url: str, run_dir: RunDir, resume: bool, log: Callable[[str], None]) -> Iterator[RunMirror]:
         """Take the lease; with `resume` also bring the run directory up to date, else the address must be free."""
+        run_dir.check_links()
         mirror = cls(url)
         try:
             mirror._lease.acquire()
@@ -154,6 +153,7 @@ class RunMirror:
         """Upload what has changed; checkpoints before the files that speak of them, and deletions last."""
         assert self._run_dir is not None
         self._lease.check()
+        self._run_dir.check_links()
         for name in _FIRST:
             self._upload_changed(self._run_dir.path / name)
         for path in self._manifests():
@@ -168,11 +168,10 @@ class RunMirror:
         """The files of the run but for checkpoints; the summary comes last, since it says that the run has ended."""
         assert self._run_dir is not None
         root, summary = self._run_dir.path, self._run_dir.summary
-        own = [path for path in sorted(root.iterdir()) if path.is_file()]
-        for folder in _FOLDERS:
-            own += [path for path in sorted((root / folder).rglob("*")) if path.is_file()]
-        is_copied = lambda path: path.name not in NOT_COPIED and not path.name.startswith((".", "ended-"))  # noqa: E731
-        yield from sorted(filter(is_copied, own), key=lambda path: (path == summary, path))
+        folders = [root / name for name in RUN_FOLDERS if not (root / name).is_symlink()]
+        paths = [*root.iterdir(), *(path for folder in folders for path in folder.rglob("*"))]
+        own = [path for path in paths if path.is_file() and not path.is_symlink() and is_run_file(self._name(path))]
+        yield from sorted(own, key=lambda path: (path == summary, path))
 
     def _upload_changed(self, path: Path) -> None:
         status = path.stat()

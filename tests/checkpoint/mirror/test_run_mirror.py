@@ -24,7 +24,8 @@ from reconv.io.object_store.object_store import open_object_store
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RECONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run_lease, "_SETTLE_S", 0.0)
     monkeypatch.setattr(run_mirror, "_POLL_S", 0.02)
     monkeypatch.setattr(store_errors, "RETRY_DELAYS_S", (0.01,))
