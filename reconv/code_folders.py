@@ -174,7 +174,7 @@ def _with_contents(path: Path) -> Iterator[Path]:
 
 def _imported(path: Path, folders: Sequence[str]) -> list[Path]:
     """The files or package folders of custom code that the import statements of a file name."""
-    if path.suffix not in SOURCE_SUFFIXES:
+    if path.suffix not in SOURCE_SUFFIXES or not path.is_file():
         return []
     with suppress(OSError), open(path, "rb") as source:
         names: set[str] = set()

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import re
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ class CodeSource:
         return f"{self.field}: {self.path} ({self.file or 'no such file here'})"
 
 
+_MAX_CODE_BYTES = 1 << 28
 _PACKAGE = Path(__file__).resolve().parent
 _provided: dict[str, Any] = {}  # objects from Python, by the name that stands for them in a recipe
 _roots: dict[str, Path] = {}  # the package folder or the file of everything that was loaded, by import path
@@ -197,8 +199,13 @@ def describe_source(field: str, path: str, folders: Sequence[str] = ()) -> CodeS
 
 
 def _file_digest(file: Path) -> str:
-    with suppress(OSError), open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    """The sha256 of a regular file; of a very large one, which is no code, its size."""
+    with suppress(OSError), open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as content:
+        status = os.fstat(content.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return "not a regular file"
+        is_large = status.st_size > _MAX_CODE_BYTES
+        return f"{status.st_size} bytes" if is_large else hashlib.file_digest(content, "sha256").hexdigest()
     return ""
 
 

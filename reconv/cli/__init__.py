@@ -25,6 +25,7 @@ from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
 from reconv.cli.eval import eval_command
 from reconv.cli.export import export
+from reconv.cli.inspect_command import inspect_command
 from reconv.cli.migrate import migrate
 from reconv.cli.options import CommandGroup
 from reconv.cli.plan_command import plan
@@ -70,6 +71,7 @@ for _command in (
     predict,
     serve,
     export,
+    inspect_command,
     average,
     recipes,
     migrate,
