@@ -69,7 +69,7 @@ class SeparateInception(FusedInception):
             torch.cat([getattr(params, name) for params in own]) for name in ("weight", "bias", "running_var")
         )
         joined = NormParams(weight, bias, running_var, norms[0].eps)
-        y, _ = batch_norm_act(y, joined, norms[0].group_sizes(), "relu")
+        y, _ = batch_norm_act(y, joined, norms[0].group_sizes(y), "relu")
         one, *parts = y.split([bn.num_features for bn in norms], 1)
         three, five = (part.contiguous(memory_format=torch.channels_last) for part in parts)
         return torch.cat([one, self.branch2[1](three), self.branch3[1](five), self.branch4(x)], 1)

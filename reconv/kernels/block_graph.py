@@ -25,6 +25,21 @@ Facts = tuple[tuple[str, object], ...]
 
 TRACED_PACKAGES = ("timm", "torchvision")  # their blocks do nothing but compute
 
+# Activations that a block calls as functions, by the name of the layer that takes their place in a graph.
+_FUNCTIONS: dict[Any, str] = {
+    F.relu: "@relu",
+    torch.relu: "@relu",
+    F.relu6: "@relu6",
+    F.silu: "@silu",
+    F.hardswish: "@hardswish",
+}
+_FUNCTION_LAYERS: dict[str, nn.Module] = {
+    "@relu": nn.ReLU(),
+    "@relu6": nn.ReLU6(),
+    "@silu": nn.SiLU(),
+    "@hardswish": nn.Hardswish(),
+}
+
 _ADD = (operator.add, operator.iadd, torch.add)
 _MULTIPLY = (operator.mul, operator.imul, torch.mul)
 _IMAGE_AXES = ((2, 3), (-2, -1), (3, 2), (-1, -2))
@@ -35,7 +50,7 @@ _ELEMENTWISE = ("torch.nn.modules.activation", "timm.layers.activations", "timm.
 
 @dataclass(frozen=True, slots=True)
 class BlockGraph:
-    """Names of a module's children, in the order in which they are applied.
+    """Names of a module's children, in the order in which they are applied; "@relu" is a function that it calls.
 
     chain: main(x). residual: act(main(x) + shortcut(x)). gate: x * main(means of x).
     """
@@ -49,7 +64,12 @@ class BlockGraph:
 
 def has_known_code(module: nn.Module) -> bool:
     """Whether nothing but a module's children and its graph matter."""
-    return type(module) is nn.Sequential or type(module).__module__.partition(".")[0] in TRACED_PACKAGES
+    return is_plain_container(module) or type(module).__module__.partition(".")[0] in TRACED_PACKAGES
+
+
+def is_plain_container(module: nn.Module) -> bool:
+    """Whether a module is torch's own nn.Sequential."""
+    return type(module) is nn.Sequential
 
 
 def is_sequential(module: nn.Module) -> bool:
@@ -112,7 +132,7 @@ def _match_residual(module: nn.Module, x: fx.Node, total: fx.Node, act: str) -> 
     if any(origin is not x for _, origin in paths) or not any(names for names, _ in paths):
         return None
     # The order of the paths must not matter: no path changes what the other one reads, and no norm is in both.
-    if any(names and _changes_input(module.get_submodule(names[0])) for names, _ in paths):
+    if any(names and _changes_input(graph_layer(module, names[0])) for names, _ in paths):
         return None
     (first, _), (second, _) = paths
     if _parameters(module, first) & _parameters(module, second):
@@ -130,7 +150,7 @@ def _match_gate(module: nn.Module, x: fx.Node, product: fx.Node) -> BlockGraph |
     if origin is x and names:  # the first child computes the means
         pool, *others = names
         names = tuple(others)
-        layer = module.get_submodule(pool)
+        layer = graph_layer(module, pool)
         if type(layer) is not nn.AdaptiveAvgPool2d or layer.output_size not in (1, (1, 1)):
             return None
     elif not _is_mean(origin, x):
@@ -140,7 +160,7 @@ def _match_gate(module: nn.Module, x: fx.Node, product: fx.Node) -> BlockGraph |
 
 def _keeps_channels(module: nn.Module, names: tuple[str, ...]) -> bool:
     """Whether layers give as many channels as they get, for images of one pixel."""
-    layers = [module.get_submodule(name) for name in names]
+    layers = [graph_layer(module, name) for name in names]
     convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     is_pointwise = all((conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0)) for conv in convs)
     others = [layer for layer in layers if not isinstance(layer, nn.Conv2d | nn.Identity | nn.BatchNorm2d)]
@@ -153,13 +173,23 @@ def _keeps_channels(module: nn.Module, names: tuple[str, ...]) -> bool:
 def _names_before(node: fx.Node) -> tuple[tuple[str, ...], fx.Node]:
     """The children that were applied one after another to get a node, nothing else reading between; and their input."""
     names: list[str] = []
-    while node.op == "call_module" and len(node.args) == 1 and not node.kwargs and len(node.users) == 1:
-        names.insert(0, str(node.target))
-        arguments: Any = node.args[0]
-        if not hasattr(arguments, "op"):
+    while (name := _layer_name(node)) and len(node.users) == 1:
+        names.insert(0, name)
+        argument: Any = node.args[0]
+        if not hasattr(argument, "op"):
             break
-        node = arguments
+        node = argument
     return tuple(names), node
+
+
+def _layer_name(node: fx.Node) -> str:
+    """The child that a node calls, or the layer in place of an activation function; empty for other nodes."""
+    if len(node.args) != 1:
+        return ""
+    if node.op == "call_module" and not node.kwargs:
+        return str(node.target)
+    is_function = node.op == "call_function" and set(node.kwargs) <= {"inplace"}
+    return _FUNCTIONS.get(node.target, "") if is_function else ""
 
 
 def _is_call(node: fx.Node, functions: tuple[Any, ...]) -> bool:
@@ -192,11 +222,11 @@ def _changes_input(module: nn.Module) -> bool:
 
 
 def _parameters(module: nn.Module, names: tuple[str, ...]) -> set[nn.Parameter]:
-    return {parameter for name in names for parameter in module.get_submodule(name).parameters()}
+    return {parameter for name in names for parameter in graph_layer(module, name).parameters()}
 
 
 def _num_layers(module: nn.Module, names: tuple[str, ...]) -> int:
-    return sum(1 for name in names for _ in module.get_submodule(name).modules())
+    return sum(1 for name in names for _ in graph_layer(module, name).modules())
 
 
 def _num_nodes(graph: BlockGraph) -> int:
@@ -208,4 +238,9 @@ def _num_nodes(graph: BlockGraph) -> int:
 def graph_layers(module: nn.Module, names: tuple[str, ...]) -> Iterator[nn.Module]:
     """The children of these names."""
     for name in names:
-        yield module.get_submodule(name)
+        yield graph_layer(module, name)
+
+
+def graph_layer(module: nn.Module, name: str) -> nn.Module:
+    """The child of this name, or the layer in place of an activation function."""
+    return _FUNCTION_LAYERS[name] if name in _FUNCTION_LAYERS else module.get_submodule(name)

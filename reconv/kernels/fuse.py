@@ -10,8 +10,11 @@ Networks of other packages are recognized by what their blocks compute (`block_g
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
+from reconv.kernels.block_graph import has_known_code
 from reconv.kernels.fused.blocks import (
     FusedBasicBlock,
     FusedBasicConv2d,
@@ -31,9 +34,11 @@ from reconv.kernels.fused.external import external_block_class
 from reconv.kernels.fused.layers import (
     FusedDepthwiseConv2d,
     FusedDropout,
+    FusedGroupedConv2d,
     FusedMaxPool2d,
     FusedSameMaxPool2d,
     FusedSqueezeExcitation,
+    FusedStemConv2d,
     fused_conv_class,
     pool_window,
 )
@@ -81,9 +86,21 @@ _MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external ne
 
 def fuse(model: nn.Module) -> int:
     """Swap the model's layers and blocks for fused ones, in place; returns how many modules were swapped."""
-    num_swapped = _fuse(model, in_family=False)
-    num_swapped += _fuse_external(model) if _has_external_norm(model) else 0
+    num_swapped = fuse_layers(model)
     return num_swapped + (_fuse_dropouts(model) if num_swapped else 0)  # for them alone no network has kernels
+
+
+def fuse_layers(model: nn.Module, is_traceable: Callable[[nn.Module], bool] = has_known_code) -> int:
+    """The same without dropouts; `is_traceable` says which blocks of other packages may be traced."""
+    num_swapped = _fuse(model, in_family=False)
+    return num_swapped + (_fuse_external(model, is_traceable) if _has_external_norm(model) else 0)
+
+
+def plain_classes() -> dict[type[nn.Module], type[nn.Module]]:
+    """Fused classes of layers and of our own blocks, and the classes that they were made from."""
+    pairs = {fused: plain for plain, fused in (_LAYERS | _BLOCKS).items()}
+    convs: list[type[nn.Module]] = [FusedStemConv2d, FusedDepthwiseConv2d, FusedGroupedConv2d]
+    return {**pairs, **dict.fromkeys(convs, nn.Conv2d), FusedMaxPool2d: nn.MaxPool2d, FusedDropout: Dropout}
 
 
 def fuse_max_pools(model: nn.Module) -> int:
@@ -140,18 +157,18 @@ def _has_external_norm(module: nn.Module) -> bool:
     return isinstance(module, FusedBatchNorm2d) or any(map(_has_external_norm, module.children()))
 
 
-def _fuse_external(module: nn.Module) -> int:
+def _fuse_external(module: nn.Module, is_traceable: Callable[[nn.Module], bool]) -> int:
     """Swap what other packages' networks are made of; returns how many modules were swapped."""
     if _is_ours(module):
         return 0
-    num_swapped = sum(map(_fuse_external, module.children()))
-    fused = _external_class(module)
+    num_swapped = sum(_fuse_external(child, is_traceable) for child in module.children())
+    fused = _external_class(module, is_traceable)
     if fused is not None:
         module.__class__ = fused
     return num_swapped + (fused is not None)
 
 
-def _external_class(module: nn.Module) -> type[nn.Module] | None:
+def _external_class(module: nn.Module, is_traceable: Callable[[nn.Module], bool]) -> type[nn.Module] | None:
     if isinstance(module, nn.Conv2d):
         fused = fused_conv_class(module) if module.padding_mode == "zeros" else None
         is_large = fused is FusedDepthwiseConv2d and module.kernel_size[0] > _MAX_DEPTHWISE
@@ -161,4 +178,4 @@ def _external_class(module: nn.Module) -> type[nn.Module] | None:
         return FusedMaxPool2d if window is not None and window.side <= _MAX_POOL else None
     if isinstance(module, nn.modules.batchnorm._BatchNorm) or next(module.children(), None) is None:
         return None
-    return None if any(map(_is_ours, module.modules())) else external_block_class(module)
+    return None if any(map(_is_ours, module.modules())) else external_block_class(module, is_traceable)

@@ -27,15 +27,15 @@ def conv_statistics(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor
     """conv(x), and its statistics for the norm after it where one kernel computes both."""
     if isinstance(norm, FusedBatchNorm2d) and is_plain_conv1x1(conv) and norm.supports(x):
         assert isinstance(conv, nn.Conv2d)
-        result = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes())
+        result = conv1x1_statistics(x, conv.weight, norm.norm_params(), norm.group_sizes(x))
         if result is not None:
             return result
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedDepthwiseConv2d) and norm.supports(x):
-        result = None if has_hooks(conv) else conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
+        result = None if has_hooks(conv) else conv.forward_statistics(x, norm.norm_params(), norm.group_sizes(x))
         if result is not None:
             return result
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, FusedStemConv2d) and supports_stem(conv, norm, x):
-        return conv.forward_statistics(x, norm.norm_params(), norm.group_sizes())
+        return conv.forward_statistics(x, norm.norm_params(), norm.group_sizes(x))
     return conv(x), None
 
 
@@ -45,7 +45,7 @@ def conv_output(conv: nn.Module, norm: nn.Module, x: Tensor) -> ConvOutput:
         from reconv.kernels.ops.conv1x1_norm_backward import conv1x1_before_norm
 
         assert isinstance(conv, nn.Conv2d)
-        return conv1x1_before_norm(x, conv.weight.to(x.dtype), norm.norm_params(), norm.group_sizes())
+        return conv1x1_before_norm(x, conv.weight.to(x.dtype), norm.norm_params(), norm.group_sizes(x))
     return ConvOutput(*conv_statistics(conv, norm, x))
 
 
@@ -59,7 +59,7 @@ def norm_act_conv_output(
             from reconv.kernels.ops.conv1x1_norm_backward import norm_relu_conv1x1_before_norm
 
             result, statistics = norm_relu_conv1x1_before_norm(
-                x, norm.norm_params(), conv.weight.to(x.dtype), next_norm.norm_params(), norm.group_sizes()
+                x, norm.norm_params(), conv.weight.to(x.dtype), next_norm.norm_params(), norm.group_sizes(x)
             )
             norm.record(statistics)
             return result
@@ -70,7 +70,7 @@ def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has
     """Whether kernels compute the backward pass of conv(x) and the norm behind it as one; x may have a norm itself."""
     if not (is_plain_conv1x1(conv) and norm.supports(x)):
         return False
-    if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(norm.group_sizes()):
+    if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(norm.group_sizes(x)):
         return False
     from reconv.kernels.ops.conv1x1_norm_backward import supports
 
@@ -80,7 +80,7 @@ def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has
 
 def supports_stem(conv: FusedStemConv2d, norm: FusedBatchNorm2d, x: Tensor) -> bool:
     """Whether a kernel computes a stem's convolution with the statistics for the norm after it."""
-    return norm.supports() and not has_hooks(conv) and conv.supports_statistics(x, norm.group_sizes())
+    return norm.supports() and not has_hooks(conv) and conv.supports_statistics(x, norm.group_sizes(x))
 
 
 def conv1x1_statistics(
@@ -113,7 +113,7 @@ def conv1x1_norm_act(conv: nn.Module, norm: nn.Module, x: Tensor, act: nn.Module
 
         assert isinstance(conv, nn.Conv2d)
         filters = conv.weight.to(x.dtype)
-        y, statistics = conv1x1_batch_norm_act(x, filters, norm.norm_params(), norm.group_sizes(), name)
+        y, statistics = conv1x1_batch_norm_act(x, filters, norm.norm_params(), norm.group_sizes(x), name)
         norm.record(statistics)
         return y
     return conv_norm_act(conv, norm, x, act)
@@ -141,7 +141,7 @@ def norm_act_conv1x1(
 
         assert isinstance(conv, nn.Conv2d)
         filters = conv.weight.to(x.dtype)
-        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name, stats)
+        y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(x), name, stats)
         norm.record(statistics)
         return y
     out: Tensor = conv(norm_act(norm, x, act, stats))

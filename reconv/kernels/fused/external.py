@@ -9,7 +9,7 @@ more. A layer with hooks is always called, so that they see what they would see 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from reconv.kernels.block_graph import (
     BlockGraph,
     Facts,
     block_facts,
+    graph_layer,
     graph_layers,
     has_known_code,
     is_sequential,
@@ -103,7 +104,7 @@ class ExternalResidual(ExternalBlock):
         """The output for the next block's main path and shortcut."""
         assert self.fused_graph is not None
         x, shortcut = dual(x)
-        act = self.get_submodule(self.fused_graph.act) if self.fused_graph.act else _IDENTITY
+        act = graph_layer(self, self.fused_graph.act) if self.fused_graph.act else _IDENTITY
         layers = _flatten(graph_layers(self, self.fused_graph.main))
         others = _flatten(graph_layers(self, self.fused_graph.shortcut))
         is_known = is_fusible_act(act)
@@ -173,9 +174,11 @@ def _kind_of(graph: BlockGraph | None) -> type[ExternalBlock]:
     return ExternalChain if graph is None else _KINDS[graph.kind]
 
 
-def external_block_class(module: nn.Module) -> type[ExternalBlock] | None:
+def external_block_class(
+    module: nn.Module, is_traceable: Callable[[nn.Module], bool] = has_known_code
+) -> type[ExternalBlock] | None:
     """The fused class of a block of another package; None if nothing in it is fused, or nothing known."""
-    if isinstance(module, ExternalBlock) or not has_known_code(module):
+    if isinstance(module, ExternalBlock) or not is_traceable(module):
         return None
     graph = None if is_sequential(module) else trace_block(module)
     if graph is None and not is_sequential(module):

@@ -7,8 +7,10 @@ tensors at hand, and otherwise computes the same by calling the layers one after
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -38,20 +40,23 @@ class FusedBatchNorm2d(BatchNorm2d):
             and not self.frozen
             and self.affine
             and self.all_reduce is None
-            and self.groups is not None
-            and dispatch.supports_groups(self.groups)
+            and self.has_kernel_groups()
             and all(dispatch.supports(x) for x in tensors)
         )
 
     def supports_batch(self, *tensors: Tensor) -> bool:
         """The same where a tensor may have several rows per sample, such as windows, which kernels do not know."""
-        return self.supports(*tensors) and all(len(x) == sum(self.group_sizes()) for x in tensors)
+        return self.supports(*tensors) and all(len(x) == sum(self.group_sizes(x)) for x in tensors)
+
+    def has_kernel_groups(self) -> bool:
+        """Whether the groups of the batch are known, and of sizes that kernels support."""
+        return self.groups is not None and dispatch.supports_groups(self.groups)
 
     def forward_act(self, x: Tensor, act: Activation, stats: Tensor | None = None) -> Tensor:
         """act(norm(x)), computed by the kernels; `stats` are x's statistics, if they are known."""
         from reconv.kernels.ops.batch_norm import batch_norm_act
 
-        y, statistics = batch_norm_act(x, self.norm_params(), self.group_sizes(), act, stats)
+        y, statistics = batch_norm_act(x, self.norm_params(), self.group_sizes(x), act, stats)
         self.record(statistics)
         return y
 
@@ -62,8 +67,8 @@ class FusedBatchNorm2d(BatchNorm2d):
         assert self.running_var is not None
         return NormParams(self.weight, self.bias, self.running_var, self.eps)
 
-    def group_sizes(self) -> tuple[int, ...]:
-        """The number of samples in each group of the current batch."""
+    def group_sizes(self, x: Tensor) -> tuple[int, ...]:
+        """The number of samples in each group of the current batch, of which x is an image tensor."""
         assert self.groups is not None
         return self.groups
 
@@ -85,6 +90,86 @@ class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
         """The activation, if kernels know it and nothing else has to see the norm's output."""
         is_plain = type(self.drop) is nn.Identity and not has_hooks(self.drop) and not has_hooks(self.act)
         return self.act if is_plain and type(self.act) in ACTIVATIONS else None
+
+
+class StandaloneBatchNorm2d(FusedBatchNorm2d):
+    """A batch norm in anybody's training loop: the batch is one group, and running statistics change in each forward.
+
+    It is made from another class of batch norm (`standalone_norm_class`), whose code runs for all that kernels do not
+    support. Attributes of `BatchNorm2d` are the class's, so that a module of another class needs none of them.
+    """
+
+    fused_plain_class: type[nn.Module]
+    groups: tuple[int, ...] | None = None
+    frozen: bool = False
+    all_reduce: Callable[[Tensor], Tensor] | None = None
+    batch_stats: tuple[Tensor, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.groups is not None and self.training:
+            return super().forward(x)  # in our trainer, or traced as if in it
+        return self.forward_act(x, "none") if self.supports(x) else self.forward_plain(x)
+
+    def forward_plain(self, x: Tensor) -> Tensor:
+        """The output by the code of the norm's own class."""
+        output: Tensor = self.fused_plain_class.forward(self, x)
+        return output
+
+    def supports(self, *tensors: Tensor) -> bool:
+        """The same as in our trainer, where torch raises no error: a channel needs more than one value."""
+        return super().supports(*tensors) and all(x.numel() > x.shape[1] for x in tensors)
+
+    def has_kernel_groups(self) -> bool:
+        if self.groups is not None:
+            return super().has_kernel_groups()
+        return self.momentum is not None and self.track_running_stats and self.running_mean is not None
+
+    def group_sizes(self, x: Tensor) -> tuple[int, ...]:
+        return (len(x),) if self.groups is None else self.groups
+
+    def record(self, statistics: Tensor) -> None:
+        """Update the running statistics at once, as torch does."""
+        if self.groups is not None:
+            return super().record(statistics)
+        from reconv.kernels.ops.batch_norm import update_running
+
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.num_batches_tracked is not None
+        update_running(statistics, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles name the plain class, since the one made here has no name to import."""
+        state = {**self.__dict__, **({"all_reduce": None} if "all_reduce" in self.__dict__ else {})}
+        return _rebuild_norm, (self.fused_plain_class, isinstance(self, StandaloneBatchNormAct2d)), state
+
+
+class StandaloneBatchNormAct2d(StandaloneBatchNorm2d, FusedBatchNormAct2d):
+    """The same with a built-in activation: timm's BatchNormAct2d, or ours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = self.fusible_act()
+        if act is not None and self.supports_batch(x):
+            return self.forward_act(x, ACTIVATIONS[type(act)])
+        if self.groups is not None and self.training:
+            return BatchNormAct2d.forward(self, x)
+        if not self.supports(x):
+            return self.forward_plain(x)
+        output: Tensor = self.act(self.drop(self.forward_act(x, "none")))
+        return output
+
+
+@cache
+def standalone_norm_class(plain: Any, has_act: bool = False) -> type[StandaloneBatchNorm2d]:
+    """The fused class of a class of batch norms; with `has_act`, of one that ends in a dropout and an activation."""
+    kind = StandaloneBatchNormAct2d if has_act else StandaloneBatchNorm2d
+    members = {"fused_plain_class": plain, "__module__": plain.__module__}
+    made: Any = types.new_class(f"Fused{plain.__name__}", (kind, plain), exec_body=lambda space: space.update(members))
+    return made  # type: ignore[no-any-return]
+
+
+def _rebuild_norm(plain: Any, has_act: bool) -> nn.Module:
+    made = standalone_norm_class(plain, has_act)
+    return made.__new__(made)
 
 
 def norm_act(norm: nn.Module, x: Tensor, act: nn.Module, stats: Tensor | None = None) -> Tensor:
@@ -114,7 +199,7 @@ def norm_relu_split(norms: Sequence[FusedBatchNorm2d], x: Tensor, num_channels: 
     from reconv.kernels.ops.norm_concat import batch_norm_relu_split
 
     parameters = [norm.norm_params() for norm in norms]
-    first, second, third, statistics = batch_norm_relu_split(x, parameters, norms[0].group_sizes(), num_channels)
+    first, second, third, statistics = batch_norm_relu_split(x, parameters, norms[0].group_sizes(x), num_channels)
     _record_parts(norms, statistics)
     return first, second, third
 
@@ -124,7 +209,7 @@ def norm_relu_concat(y: Tensor, norms: Sequence[FusedBatchNorm2d], inputs: Seque
     from reconv.kernels.ops.norm_concat import batch_norm_relu_concat
 
     parameters = [norm.norm_params() for norm in norms]
-    y, statistics = batch_norm_relu_concat(y, inputs, parameters, norms[0].group_sizes())
+    y, statistics = batch_norm_relu_concat(y, inputs, parameters, norms[0].group_sizes(y))
     _record_parts(norms, statistics)
     return y
 
@@ -144,7 +229,7 @@ def norm_act_squeeze_excite(
 
         assert isinstance(se, SqueezeExciteKernels)
         y, statistics = batch_norm_act_squeeze_excite(
-            x, norm.norm_params(), norm.group_sizes(), name, se.gate_of_means, stats
+            x, norm.norm_params(), norm.group_sizes(x), name, se.gate_of_means, stats
         )
         norm.record(statistics)
         return y

@@ -124,7 +124,7 @@ def _before_norm(
         return ConvOutput(shortcut), None
     if isinstance(downsample, nn.Sequential) and len(downsample) == 2:
         conv, last = downsample
-        if isinstance(last, FusedBatchNorm2d) and last.training and not last.frozen and last.groups == norm.groups:
+        if isinstance(last, FusedBatchNorm2d) and last.supports() and last.groups == norm.groups:
             return conv_output(conv, last, shortcut), last
     return ConvOutput(downsample(shortcut)), None
 
@@ -134,7 +134,7 @@ def _add_norms(
 ) -> DualUse:
     from reconv.kernels.ops.batch_norm import batch_norm_add_act, batch_norm_add_norm_act
 
-    params, groups = norm.norm_params(), norm.group_sizes()
+    params, groups = norm.norm_params(), norm.group_sizes(x.y)
     if other_norm is None:
         main, shortcut, statistics = batch_norm_add_act(x.y, params, other.y, groups, act, x.stats)
     else:
@@ -159,7 +159,7 @@ def conv_norm_act_pool(
         and window is not None
         and supports_stem(conv, norm, x)
     ):
-        main, shortcut, statistics = conv.forward_norm_relu_pool(x, norm.norm_params(), norm.group_sizes(), window)
+        main, shortcut, statistics = conv.forward_norm_relu_pool(x, norm.norm_params(), norm.group_sizes(x), window)
         norm.record(statistics)
         return DualUse(main, shortcut)
     y, stats = conv_statistics(conv, norm, x)
@@ -174,7 +174,7 @@ def norm_act_pool(
     if isinstance(norm, FusedBatchNorm2d) and window is not None and norm.supports(x):
         from reconv.kernels.ops.norm_max_pool import batch_norm_relu_max_pool
 
-        main, shortcut, statistics = batch_norm_relu_max_pool(x, norm.norm_params(), norm.group_sizes(), window, stats)
+        main, shortcut, statistics = batch_norm_relu_max_pool(x, norm.norm_params(), norm.group_sizes(x), window, stats)
         norm.record(statistics)
         return DualUse(main, shortcut)
     out: Tensor = pool(norm_act(norm, x, act, stats))
@@ -199,7 +199,7 @@ def conv1x1_dual(x: Tensor | DualUse | PendingSum, conv: nn.Module, norm: nn.Mod
     other_norm = None if x.other_norm is None else x.other_norm.norm_params()
     is_known = isinstance(norm, FusedBatchNorm2d) and norm.groups == x.norm.groups and norm.supports(x.x.y)
     y, shortcut, statistics, other_statistics, conv_stats = batch_norm_add_relu_conv1x1(
-        x.x, x.norm.norm_params(), x.other, other_norm, conv.weight.to(x.x.y.dtype), x.norm.group_sizes(),
+        x.x, x.norm.norm_params(), x.other, other_norm, conv.weight.to(x.x.y.dtype), x.norm.group_sizes(x.x.y),
         norm.norm_params() if isinstance(norm, FusedBatchNorm2d) and is_known else None,
     )  # fmt: skip
     x.norm.record(statistics)
@@ -230,7 +230,7 @@ def norm_squeeze_excite_add_relu(
 
         assert isinstance(se, SqueezeExciteKernels)
         main, again, statistics = batch_norm_squeeze_excite_add_relu(
-            x, norm.norm_params(), shortcut, norm.group_sizes(), se.gate_of_means, stats
+            x, norm.norm_params(), shortcut, norm.group_sizes(x), se.gate_of_means, stats
         )
         norm.record(statistics)
         return DualUse(main, again)

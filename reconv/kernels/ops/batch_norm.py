@@ -23,6 +23,7 @@ from reconv.kernels.triton import batch_norm as device
 ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "hardswish": 5}  # as in triton.py
 _SUM_ACTIVATIONS = ("none", "relu")
 _NO_RESIDUAL, _ADD, _ADD_NORM = range(3)
+_UPDATED_CHANNELS = 1024  # of running statistics, at a time
 
 # Measured on an H200 over shapes of ResNet-50 (benchmarks/LOG.md). Where values are
 # reduced or packed, ptxas interleaves loads with arithmetic and few are in flight: there tiles are prefetched, by few
@@ -264,6 +265,14 @@ def empty_relu_mask(rows: ChannelRows, on: torch.device, act: Activation) -> Ten
         raise ValueError(f"a residual sum ends in {' or '.join(_SUM_ACTIVATIONS)}, not in {act}")
     num_bytes = rows.num_groups * rows.num_tiles(CONFIGS["sum"]) * rows.lanes(CONFIGS["sum"]) * rows.channels
     return torch.empty(num_bytes if act == "relu" else 0, dtype=torch.uint8, device=on)
+
+
+def update_running(
+    stats: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor, momentum: float
+) -> None:
+    """Move a norm's running statistics towards a batch's stats [1, 3, channels], as torch does, and count the batch."""
+    counts = (len(running_mean), momentum)
+    launch(device.update_running, (1,), stats, running_mean, running_var, num_batches, *counts, BLOCK=_UPDATED_CHANNELS)
 
 
 def row_counts(rows: ChannelRows) -> tuple[int, int, int]:

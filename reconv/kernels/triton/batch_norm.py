@@ -383,3 +383,25 @@ def gradient(
             other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
             result = other_scale * (dy_tile - other_centered * other_slope)
             tl.store(dother + at, result.to(dother.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["channels", "momentum"])
+def update_running(
+    stats, running_mean, running_var, num_batches, channels, momentum, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Running statistics moved towards mean and variance of stats [1, 3, channels]; one program, as there is one count.
+
+    As torch does it: running = (1 - momentum) * running + momentum * value, in float32.
+    """
+    for first in range(0, channels, BLOCK):
+        channel = first + tl.arange(0, BLOCK)
+        exists = channel < channels
+        mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
+        variance = tl.load(stats + VARIANCE * channels + channel, mask=exists, other=0.0)
+        old_mean = tl.load(running_mean + channel, mask=exists, other=0.0).to(tl.float32)
+        old_variance = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
+        new_mean = (1.0 - momentum) * old_mean + momentum * mean
+        new_variance = (1.0 - momentum) * old_variance + momentum * variance
+        tl.store(running_mean + channel, new_mean.to(running_mean.dtype.element_ty), mask=exists)
+        tl.store(running_var + channel, new_variance.to(running_var.dtype.element_ty), mask=exists)
+    tl.store(num_batches, tl.load(num_batches) + 1)

@@ -1,0 +1,312 @@
+"""`reconv.fuse` in loops that are not ours: a fused model trains like the plain one, with the same state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import assert_near
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from reconv.kernels.fused.norm import StandaloneBatchNorm2d
+from reconv.kernels.jit import launch
+from reconv.kernels.public_fuse import fuse, unfuse
+from reconv.kernels.pure_code import why_not_traced
+from reconv.models import build_model
+
+TOLERANCE = 2e-4
+HISTORY: list[Tensor] = []
+
+
+class UsersBlock(nn.Module):
+    """A residual block with activations as functions, as users write them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += self.shortcut(x)
+        return F.relu(out)
+
+
+class UsersNetwork(nn.Module):
+    """A small ResNet of a user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.Sequential(UsersBlock(16, 16), UsersBlock(16, 32, 2))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return logits
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return UsersNetwork() if name == "user's" else build_model(name, num_classes=4)
+
+
+def images(batch: int = 2, side: int = 10) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 3, side, side, generator=generator).contiguous(memory_format=torch.channels_last)
+
+
+def step(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Logits, gradients and buffers of a training step."""
+    logits = model(x)
+    (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+    found = {"logits": logits.detach()}
+    found |= {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found | {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def assert_like(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys() and len(found) > 10
+    for name, value in expected.items():
+        assert_near(found[name], value.double(), TOLERANCE * 10)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are launched."""
+    names: list[str] = []
+
+    class Recorded(dict):  # type: ignore[type-arg]
+        def __bool__(self) -> bool:
+            return True
+
+        def pop(self, kernel, default=()):  # type: ignore[no-untyped-def]
+            names.append(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
+            return default
+
+    monkeypatch.setattr(launch._compilations, "pending", Recorded())
+    return names
+
+
+@pytest.mark.parametrize("name", ["user's", "resnet8_cifar", "resnet11_bottleneck_cifar"])
+def test_a_fused_network_trains_like_the_plain_one(name: str, launched: list[str]) -> None:
+    plain = network(name)
+    model = fuse(plain, inplace=False).model
+    for _ in range(2):  # running statistics of the second step depend on those of the first
+        found, expected = step(model, images()), step(plain, images())
+    assert_like(found, expected)
+    assert {"batch_norm.normalize", "batch_norm.gradient_sums", "batch_norm.update_running"} <= set(launched)
+
+
+def test_sums_of_a_users_block_are_fused_with_its_norms(launched: list[str]) -> None:
+    report = fuse(network("user's"))
+    assert [row.computes for row in report.fused if row.kind == "UsersBlock"] == ["residual sum and activation"] * 2
+    step(report.model, images())
+    assert launched.count("batch_norm.normalize") == 5  # two per block, and the stem's: none for a norm of a shortcut
+
+
+def test_names_classes_and_state_are_those_of_the_plain_model() -> None:
+    plain = network("user's")
+    model = copy.deepcopy(plain)
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    assert fuse(model)
+    assert isinstance(model.get_submodule("blocks.0.bn1"), nn.BatchNorm2d) and isinstance(model, UsersNetwork)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    step(model, images())
+    assert unfuse(model) is model
+    assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
+    assert attributes == {name: set(vars(module)) for name, module in model.named_modules()}
+    assert not fuse(unfuse(nn.Sequential(nn.Linear(2, 2))))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_are_fused_and_train_alike(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = fuse(network("user's")).model
+    again = copied(model)
+    assert [type(module) for module in again.modules()] == [type(module) for module in model.modules()]
+    found, expected = step(again, images()), step(model, images())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("case", ["evaluation", "NCHW", "CPU", "one value per channel"])
+def test_where_kernels_do_not_apply_the_model_runs_its_own_code(
+    case: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, x = network("user's"), images()
+    if case == "evaluation":
+        plain.eval()
+    if case == "NCHW":
+        x = x.contiguous()
+    if case == "CPU":
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+    model = fuse(plain, inplace=False).model
+    if case == "one value per channel":
+        x = images(1, 1)
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            model(x)
+        assert launched == []
+        return
+    found, expected = step(model, x), step(plain, x)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert launched == []
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_blocks_recompute_the_same(use_reentrant: bool) -> None:
+    model = fuse(network("user's")).model
+    expected = step(copy.deepcopy(model), images())
+    blocks = model.get_submodule("blocks")
+    for block in blocks.children():
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=use_reentrant)  # type: ignore[method-assign]
+    found = step(model, images())
+    parameters = {name for name in expected if "gradient" in name or name == "logits"}  # running ones change twice
+    assert all(torch.equal(found[name], expected[name]) for name in parameters)
+
+
+def test_under_autocast_activations_are_half_and_parameters_are_not(launched: list[str]) -> None:
+    plain = network("user's")
+    model = fuse(plain, inplace=False).model
+    with torch.autocast("cpu", torch.float16):
+        found, expected = step(model, images()), step(plain, images())
+    assert found["logits"].dtype == torch.float16 and found["gradient of head.weight"].dtype == torch.float32
+    for name in expected:
+        assert_near(found[name], expected[name].double(), 3e-2)
+    assert "batch_norm.normalize" in launched
+
+
+def test_a_hook_of_a_layer_sees_what_it_sees_without_kernels() -> None:
+    plain = network("user's")
+    model = fuse(plain, inplace=False).model
+    seen: dict[str, list[Tensor]] = {"plain": [], "fused": []}
+    for name, net in (("plain", plain), ("fused", model)):
+        net.get_submodule("blocks.1.bn2").register_forward_hook(lambda m, i, o, name=name: seen[name].append(o.clone()))
+        step(net, images())
+    assert_near(seen["fused"][0], seen["plain"][0].double(), TOLERANCE)
+
+
+def test_a_compiled_fused_network_gives_the_same_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    plain = network("user's")
+    model = fuse(plain, inplace=False).model
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images()), plain(images()))
+
+
+def test_the_report_says_what_was_fused_what_not_and_why() -> None:
+    norm = nn.BatchNorm2d(16, affine=False)
+    model = nn.Sequential(
+        network("user's"), nn.Sequential(nn.Conv2d(8, 16, 1), norm, nn.ReLU()), Counting(), nn.GroupNorm(2, 8)
+    )
+    report = fuse(model)
+    text = str(report)
+    assert report.model is model and isinstance(model[0].blocks[0].bn1, StandaloneBatchNorm2d)  # type: ignore[index, union-attr]
+    assert {row.name: row.why for row in report.plain} == {
+        "1.1": "it has no weight and bias",
+        "2": "its forward sets self.calls",
+        "3": "there are no kernels for GroupNorm",
+    }
+    assert text.startswith("reconv.fuse: 13 modules of Sequential compute with fused kernels\n")
+    assert "  2  UsersBlock   residual sum and activation\n" in text and "its forward sets self.calls (2)\n" in text
+    assert "there is no CUDA GPU here" in text or torch.cuda.is_available()
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.calls = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.bn(self.conv(x))
+        return out
+
+
+class Pure(nn.Module):
+    """Base of modules whose code is checked."""
+
+    scale = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.flag, self.seen = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), True, []  # type: ignore[var-annotated]
+
+
+class WithMethod(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        """A docstring."""
+        y: Tensor = self.body(x) if self.flag else x
+        return y + x
+
+    def body(self, x: Tensor) -> Tensor:
+        for layer in (self.conv, self.norm):
+            x = layer(x)
+        return x
+
+
+class Printing(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        print(x.shape)
+        return self.conv(x)  # type: ignore[no-any-return]
+
+
+class PrintingInMethod(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def body(self, x: Tensor) -> Tensor:
+        print(x.shape)
+        return x
+
+
+class Storing(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return x
+
+
+class StoringOutside(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        HISTORY.append(x)
+        return x
+
+
+class Drawing(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return x
+
+
+class Changing(Pure):
+    def forward(self, x: Tensor) -> Tensor:
+        x[0] = 0
+        with torch.no_grad():
+            return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (WithMethod, ""),
+        (Printing, "its forward calls print"),
+        (PrintingInMethod, "its body calls print"),
+        (Storing, "its forward calls self.seen.append"),
+        (StoringOutside, "its forward calls HISTORY.append"),
+        (Drawing, "its forward calls torch.manual_seed"),
+        (Changing, "its forward has an expression that is not traced (Subscript)"),
+    ],
+)
+def test_code_that_does_more_than_compute_is_not_traced(kind: type[nn.Module], why: str) -> None:
+    assert why_not_traced(kind()) == why
