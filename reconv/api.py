@@ -1,4 +1,4 @@
-"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run` and what they return."""
+"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, `fuse`, and their results."""
 
 from reconv.inference.evaluate_run import evaluate
 from reconv.inference.export.export_run import ExportResult, export
@@ -7,6 +7,8 @@ from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.predict_files import predict
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
 from reconv.inference.predictor import Predictor, load
+from reconv.kernels.fuse_report import FuseReport
+from reconv.kernels.public_fuse import fuse, unfuse
 from reconv.trainer.checkpoint_average import AveragedWeights, average
 from reconv.trainer.custom_callbacks import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
@@ -22,6 +24,7 @@ __all__ = [
     "DryRunResult",
     "EvalResult",
     "ExportResult",
+    "FuseReport",
     "ImageSample",
     "Prediction",
     "PredictionList",
@@ -33,7 +36,9 @@ __all__ = [
     "dry_run",
     "evaluate",
     "export",
+    "fuse",
     "load",
     "predict",
     "train",
+    "unfuse",
 ]

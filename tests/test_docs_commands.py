@@ -26,6 +26,7 @@ RUN_PYTHON = {
     "README.md",
     "docs/coming-from/ultralytics.md",
     "docs/how-to/custom-code.md",
+    "docs/how-to/fuse.md",
     "docs/how-to/python.md",
     "docs/tutorials/onnxruntime.md",
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from reconv.models import build_model
 
 TOLERANCE = 2e-4
 HISTORY: list[Tensor] = []
+PAGE = Path(__file__).parents[2] / "docs/how-to/fuse.md"
 
 
 class UsersBlock(nn.Module):
@@ -203,6 +206,13 @@ def test_a_compiled_fused_network_gives_the_same_on_a_cpu(monkeypatch: pytest.Mo
     model = fuse(plain, inplace=False).model
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(images()), plain(images()))
+
+
+def test_the_code_of_the_page_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(blocks[0], PAGE.name, "exec"), names)
+    assert len(blocks) == 1 and isinstance(names["loss"], Tensor) and names["loss"].isfinite()
 
 
 def test_the_report_says_what_was_fused_what_not_and_why() -> None:
