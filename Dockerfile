@@ -1,21 +1,13 @@
 # Images that train and serve: targets `cpu` (the default) and `cuda`. See docs/how-to/container.md.
 #
+#   make wheel
 #   docker build --target cpu --build-arg TORCH_INDEX_URL=URL --tag reconv:cpu .    # URL: PyTorch's index of CPU wheels
 #   docker build --target cuda --tag reconv:cuda .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# The wheel of this repository. Only this stage has the compiler of its libraries.
-FROM ${PYTHON_IMAGE} AS wheel
-# Debian keeps only the newest version of a package: a pinned one could not be installed later.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
-WORKDIR /source
-COPY LICENSE README.md hatch_build.py pyproject.toml ./
-COPY csrc csrc
-COPY reconv reconv
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
+# The wheel that `make wheel` made, with the compiled libraries inside.
+FROM scratch AS wheel
+COPY dist/reconv-*-manylinux_*.whl /dist/
 
 # Every package but torch and reconv itself. --without-pip: the image needs no second one.
 FROM ${PYTHON_IMAGE} AS packages

@@ -18,7 +18,7 @@ CONSTRAINTS := packaging/constraints.txt
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 COMPILED := hatch_build.py $(wildcard csrc/*.[ch] csrc/winograd/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve constraints audit sbom coverage-check clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve constraints wheel matrix audit sbom coverage-check clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -35,6 +35,8 @@ help:
 	@echo "make docs    the documentation site, built strictly: build/site; make docs-serve shows it while you write"
 	@echo "make coverage-check  N (40) random rows of docs/coverage.yaml: their commands and tests; SEED repeats a choice"
 	@echo "make constraints  renew packaging/constraints.txt, the versions that make train, make test and CI install"
+	@echo "make matrix  the suite with every supported torch, in an environment each; ARGS=\"--only 3.11:2.15\" for one"
+	@echo "make wheel   the wheel with the compiled libraries, and the source archive: dist/"
 	@echo "make audit   known vulnerabilities of the installed packages, by pip-audit"
 	@echo "make sbom    a software bill of materials: dist/reconv.cdx.json (CycloneDX)"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -49,14 +51,16 @@ MALLOC := MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=536870912
 # worker takes 10 s longer to collect the tests. `make clean` removes them.
 BYTECODE := PYTHONDONTWRITEBYTECODE=
 
+# One worker more than cores: tests wait for processes and disks a third of their time.
+WORKERS ?= $$(($(CORES) + 1))
+
 # One torch thread per worker: xdist already uses every core. Where a run asks for more, they sleep while they wait for
-# each other: on a busy core, waiting took four fifths of such a test. One worker more than cores: tests wait for
-# processes and disks a third of their time.
+# each other: on a busy core, waiting took four fifths of such a test.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
 	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled libraries are left out.")
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(MALLOC) $(BYTECODE) $(BIN)/python -m pytest \
-		-n $$(($(CORES) + 1)) --dist worksteal --ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
+		-n $(WORKERS) --dist worksteal --ignore tests/external -m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)
@@ -148,7 +152,22 @@ sbom: $(BASE) $(AUDIT)/.installed
 		-o dist/reconv.cdx.json $(BIN)/python
 	@echo "dist/reconv.cdx.json"
 
+# The tools of releases have a place of their own too.
+RELEASE := .venv-release
+
+$(RELEASE)/.installed: packaging/release-requirements.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --disable-pip-version-check -q -r $<
+	@touch $@
+
+wheel: $(RELEASE)/.installed
+	rm -f dist/reconv-*.whl dist/reconv-*.tar.gz
+	$(RELEASE)/bin/python packaging/build_wheel.py
+
+matrix:
+	$(PYTHON) packaging/matrix.py $(ARGS)
+
 clean:
 	rm -f reconv/data/decode/_jpeg.so reconv/inference/backends/_winograd.so
-	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find reconv benchmarks tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

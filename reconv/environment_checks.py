@@ -47,6 +47,7 @@ def check_machine(machine: Machine | None = None) -> list[CheckResult]:
     return [
         *_versions(),
         *_devices(here),
+        _jpeg_decoder(),
         *_resources(here),
         *_threads(here),
         *_memory_settings(here),
@@ -198,6 +199,19 @@ def _cpu_model(machine: Machine) -> str:
     units = [flag for flag in _CPU_FLAGS if flag in cpu_flags]
     name = model[1].strip() if model else platform.processor() or platform.machine()
     return f"{name} ({', '.join(units)})" if units else name
+
+
+def _jpeg_decoder() -> CheckResult:
+    """The decoder that `augment.decoder: auto` selects here."""
+    from reconv.data.decode.native import native_support
+
+    topic, name, support = "devices", "jpeg_decoder", native_support()
+    if support.is_fast:
+        return CheckResult(topic, name, "native", "native: compiled, with AVX2")
+    if not support.problem:
+        return CheckResult(topic, name, "pillow", "pillow: the compiled one is fast with AVX2 only")
+    advice = "install the wheel for this platform, or install again with a C compiler on the machine"
+    return CheckResult(topic, name, "pillow", f"pillow: of the compiled one, {support.problem}", "note", advice)
 
 
 def _resources(machine: Machine) -> Iterator[CheckResult]:

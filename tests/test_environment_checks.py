@@ -11,8 +11,10 @@ import pytest
 
 from reconv import __version__
 from reconv.cli import main
+from reconv.data.decode import native
 from reconv.environment_checks import (
     CheckResult,
+    _jpeg_decoder,
     allocator_name,
     as_json,
     check_machine,
@@ -184,6 +186,24 @@ def test_requirements_are_those_of_the_package() -> None:
     }
     assert {need.extra for need in needed if need.extra} >= {"test", "dev"}
     assert ">=2.11" in next(need.bounds for need in needed if need.name == "torch")
+
+
+@pytest.mark.parametrize(
+    ("support", "value", "level"),
+    [
+        (native.NativeSupport("", True), "native", "ok"),
+        (native.NativeSupport("", False), "pillow", "ok"),
+        (native.NativeSupport("it was not compiled", False), "pillow", "note"),
+    ],
+)
+def test_the_jpeg_decoder_is_the_one_that_auto_selects(
+    monkeypatch: pytest.MonkeyPatch, support: native.NativeSupport, value: str, level: str
+) -> None:
+    monkeypatch.setattr(native, "native_support", lambda: support)
+    result = _jpeg_decoder()
+    assert (result.value, result.level) == (value, level)
+    assert result.value == native.choose_decoder("auto", None, [support])
+    assert support.problem in result.text
 
 
 def test_a_missing_package_fails_the_requirements() -> None:
