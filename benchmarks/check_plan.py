@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reconv.scaling.device_kinds import DEVICE_KINDS, DeviceKind
-from reconv.scaling.scaling_model import FITTED, ScalingParameters, Workload, calibrate, predict_step
-from reconv.scaling.step_time import FIXED_FRACTION, FIXED_FRACTION_BATCH, find_network
+from reconv.planner.device_kinds import DEVICE_KINDS, DeviceKind
+from reconv.planner.model import FITTED, ScalingParameters, Workload, calibrate, predict_step
+from reconv.planner.step_time import FIXED_FRACTION, FIXED_FRACTION_BATCH, find_network
 
 ROWS = Path(__file__).parent / "published_scaling.csv"
 NUM_IMAGES = 1_281_167  # of ImageNet's training set

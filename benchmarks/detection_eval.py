@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection_metrics import NUM_CLASSES, random_truth
-from reconv.batch import Batch
+from reconv.build.task_builder import build_anchors
+from reconv.core.batch import Batch
 from reconv.data.boxes.annotations import Annotation
 from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
@@ -25,10 +26,9 @@ from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device, open_device
 from reconv.metrics.coco_eval import has_coco_eval
-from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.detection import DetectionMetrics
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import load
-from reconv.trainer.build.task_builder import build_anchors
 
 VARIANCES = (0.1, 0.2)
 MAX_BOXES = 32

@@ -16,12 +16,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import evaluate_coco
+from reconv.metrics.detection import DetectionMetrics
 from reconv.metrics.detection_matches import match_detections
-from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.voc_eval import precision_recall_by_class
 
 NUM_CLASSES, WIDTH, BATCH = 80, 200, 128

@@ -28,9 +28,9 @@ import torch
 
 from benchmarks import as_overrides
 from reconv.bench.baselines import compare, find_baselines
-from reconv.bench.bench_run import bench_args, no_log, open_bench_run
-from reconv.bench.bench_train import bench_train
+from reconv.bench.run import bench_args, no_log, open_bench_run
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
 from reconv.kernels.fuse import fuse
 from reconv.models import build_model
 from reconv.recipe.loader import Override

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 from benchmarks import as_overrides
-from reconv.bench.bench_run import Input, bench_args, open_bench_run
-from reconv.bench.bench_train import bench_train
+from reconv.bench.run import Input, bench_args, open_bench_run
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
+from reconv.build.data_context import open_data_context
+from reconv.build.loaders import build_train_loader
 from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.recipe.loader import Override
-from reconv.trainer.build.data_context import open_data_context
-from reconv.trainer.build.loaders import build_train_loader
 
 NUM_CLASSES, PER_CLASS = 1000, 13  # 50 steps of 256 per epoch
 RATE_S = 1.5  # of one measurement

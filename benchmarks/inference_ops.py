@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from reconv.inference.compiler import compile_inference
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.compiler import compile_inference
+from reconv.inference.backends.fold import fold_batch_norms
 from reconv.kernels.autotune import time_on_device_ms, tolerance
 from reconv.kernels.ops.conv_bias_act import conv_bias_act
 from reconv.kernels.ops.conv_candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv

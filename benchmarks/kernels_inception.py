@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.kernels import ROTATED_BYTES, gradients, random_tensor, relative_error, time_ms
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.channels_last import LaunchConfig
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.blocks import FusedGoogLeNet, FusedInception

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.run import bench_args, open_bench_run
+from reconv.build.loaders import build_train_loader
 from reconv.data.decode import native
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.thread_pool import InlineWorker
 from reconv.recipe.loader import Override
-from reconv.trainer.build.loaders import build_train_loader
 
 P = ParamSpec("P")
 R = TypeVar("R")

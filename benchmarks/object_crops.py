@@ -18,7 +18,7 @@ from PIL import Image
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.decode.pillow import decode_image
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 CONTEXT = 0.1  # margin around an object, as a fraction of its size
 

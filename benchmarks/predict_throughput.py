@@ -29,10 +29,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from reconv.bench.bench_infer import bench_infer, open_network
+from reconv.bench.infer import bench_infer, open_network
+from reconv.core.machine import Machine, usable_cores
 from reconv.data.transforms.host_transforms import eval_transform
 from reconv.inference.predictor import Predictor
-from reconv.machine import Machine, usable_cores
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECIPES = {"resnet50": "resnet50", "mobilenet_v2": "resnet50"}  # the recipe whose preprocessing and size are used

@@ -102,7 +102,7 @@ def make_shards(images: Path, work: Path, num_samples: int) -> Path:
     from reconv.data.convert.convert import convert, make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
-    from reconv.data.storage.remote_index import write_index
+    from reconv.storage.remote_index import write_index
 
     packed = work / f"packed-{num_samples}"
     if packed.is_dir():

@@ -35,18 +35,18 @@ from torch import Tensor, nn
 
 from benchmarks import as_overrides
 from benchmarks.train_variants import Result, for_images, parse_set, print_table, train_run, write_json
-from reconv.batch import Batch
-from reconv.bench.bench_run import bench_args, describe_setup, open_bench_run
+from reconv.bench.run import bench_args, describe_setup, open_bench_run
+from reconv.build.data_context import open_data_context
+from reconv.build.datasets import as_detection_dataset, data_path, open_split
+from reconv.build.loaders import build_eval_loader, build_train_loader
+from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.stage_timing import StageTimes
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
-from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.detection import DetectionMetrics
+from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import Override
-from reconv.trainer.build.data_context import open_data_context
-from reconv.trainer.build.datasets import as_detection_dataset, data_path, open_split
-from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
-from reconv.trainer.lr_schedule import learning_rate
 from reconv.trainer.prepare_run import PreparedRun
 
 RECIPE = "ssd-resnet34-voc"

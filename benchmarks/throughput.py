@@ -37,18 +37,18 @@ import torch
 from benchmarks import as_overrides
 from benchmarks.throughput_tables import markdown, network_lines
 from reconv.bench.baselines import compare, find_baselines
-from reconv.bench.bench_infer import bench_infer
-from reconv.bench.bench_run import bench_args, no_log, num_classes_of, open_bench_run
-from reconv.bench.bench_train import bench_train
+from reconv.bench.infer import bench_infer
 from reconv.bench.inference_baselines import inference_baselines
 from reconv.bench.roofline import Peak, layer_costs, memory_bound_fraction, min_time_s
+from reconv.bench.run import bench_args, no_log, num_classes_of, open_bench_run
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
+from reconv.build.network import model_options
 from reconv.device import open_device
 from reconv.models import build_model
 from reconv.precision import build_precision
 from reconv.recipe.loader import Override, load
-from reconv.recipe.precision_fields import PrecisionConfig
-from reconv.trainer.build.network import model_options
+from reconv.recipe.parts.precision import PrecisionConfig
 
 RECIPES = (
     "resnet18",

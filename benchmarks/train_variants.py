@@ -34,7 +34,7 @@ import yaml
 
 from benchmarks import as_overrides
 from reconv import train
-from reconv.errors import ReconvError
+from reconv.core.errors import ReconvError
 from reconv.logging.events import EvalFinished, Event
 from reconv.recipe.loader import Override, load
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.bench.bench_infer import open_network
+from reconv.bench.infer import open_network
 from reconv.inference.backends.choose import LoadedNetwork
-from reconv.inference.backends.eager_backend import EagerBackend
-from reconv.inference.backends.folded_backend import FoldedBackend
+from reconv.inference.backends.eager import EagerBackend
+from reconv.inference.backends.folded import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
-from reconv.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution
 from reconv.kernels.ops.conv_candidates import ConvConfig

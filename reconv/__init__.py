@@ -6,21 +6,18 @@ used, so `import reconv` does not import torch.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
-IMPORTED_S = time.perf_counter()  # about when the process started, where the system does not say
+from reconv.core.version import __version__
 
 if TYPE_CHECKING:
+    from reconv.export.run import export
     from reconv.inference.evaluate_run import evaluate
-    from reconv.inference.export.export_run import export
     from reconv.inference.predict_files import predict
     from reconv.inference.predictor import Predictor, load
     from reconv.kernels.fuse_report import FuseReport
     from reconv.kernels.public_fuse import fuse, unfuse
-    from reconv.trainer.custom_callbacks import Callback, RunInfo
+    from reconv.trainer.callbacks.custom import Callback, RunInfo
     from reconv.trainer.python_api import train
 
 # In these modules: `fuse` needs nothing of training or prediction, which take longer to import.

@@ -1,7 +1,7 @@
 """The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, `fuse`, and their results."""
 
+from reconv.export.run import ExportResult, export
 from reconv.inference.evaluate_run import evaluate
-from reconv.inference.export.export_run import ExportResult, export
 from reconv.inference.image_reader import ImageSample
 from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.predict_files import predict
@@ -9,8 +9,8 @@ from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, Pr
 from reconv.inference.predictor import Predictor, load
 from reconv.kernels.fuse_report import FuseReport
 from reconv.kernels.public_fuse import fuse, unfuse
-from reconv.trainer.checkpoint_average import AveragedWeights, average
-from reconv.trainer.custom_callbacks import Callback, RunInfo
+from reconv.trainer.callbacks.checkpoint_average import AveragedWeights, average
+from reconv.trainer.callbacks.custom import Callback, RunInfo
 from reconv.trainer.dry_run import DryRunResult, dry_run
 from reconv.trainer.python_api import train
 from reconv.trainer.run_result import RunResult

@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 import torch
 
-from reconv import custom_code
+from reconv.core import custom_code
 from reconv.device.amx import disable_broken_amx
 
 # oneDNN reads its limits once, at its first use in a process: before any test.

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from reconv._compat import (
+from reconv.cli import main
+from reconv.core.compat import (
     ON_GPUS,
     TESTED,
     ReleaseRange,
@@ -24,7 +25,6 @@ from reconv._compat import (
     semantic_tensor,
     untested_packages,
 )
-from reconv.cli import main
 
 GPU = torch.device("cuda", 0)
 

@@ -18,10 +18,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from reconv.cli import reconv as command_line
+from reconv.core.errors import UsageError
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import UsageError
 from reconv.models import _SPECS as SPECS
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
 

@@ -13,7 +13,7 @@ import pytest
 import recipe_fields_page
 import yaml
 
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 from reconv.recipe.field_reference import FieldReference, field_references
 
 ROOT = Path(__file__).resolve().parent.parent

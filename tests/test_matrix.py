@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reconv._compat import ranges_of, release_numbers
+from reconv.core.compat import ranges_of, release_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 

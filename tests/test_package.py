@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import reconv
-from reconv._compat import ranges_of, release_numbers
+from reconv.core.compat import ranges_of, release_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"

@@ -16,18 +16,18 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
 from reconv.bench import ssd_baseline
 from reconv.bench.timing import StepTimer, TimingConfig, measure
+from reconv.build.loaders import build_train_loader
+from reconv.build.network import uses_fused_kernels
+from reconv.build.task_builder import build_detection
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import Device, is_out_of_memory
-from reconv.errors import UsageError
 from reconv.tasks.detection import DetectionTask, ssd_losses
-from reconv.trainer.build.loaders import build_train_loader
-from reconv.trainer.build.network import uses_fused_kernels
-from reconv.trainer.build.task_builder import build_detection
 from reconv.trainer.prepare_run import PreparedRun
 
 MOMENTUM, LR, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # of torchvision's reference script; they do not affect the speed

@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from reconv.build.datasets import Datasets
 from reconv.data.convert.convert import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, at_most
 from reconv.data.decode.pillow import to_image
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
-from reconv.io.temporary_folder import temporary_folder
-from reconv.recipe.data_fields import AugmentConfig
-from reconv.trainer.build.datasets import Datasets
+from reconv.recipe.parts.data import AugmentConfig
+from reconv.storage.temporary_folder import temporary_folder
 from reconv.trainer.prepare_run import PreparedRun
 
 ORIGINAL, NO_ANTIALIAS = "as-given", "fast"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.device import Device
 
 WINDOW_S = 0.5  # the length of a window whose number of steps is not given

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from reconv.errors import CheckpointError, ResourceError, UsageError
-from reconv.io.atomic import disk_errors, write_atomic
-from reconv.io.cache import CACHE_ENV, cache_dir
-from reconv.io.download import Progress, digest, download, no_progress
+from reconv.core.errors import CheckpointError, ResourceError, UsageError
+from reconv.storage.cache import CACHE_ENV, cache_dir
+from reconv.storage.download import Progress, digest, download, no_progress
+from reconv.storage.files import disk_errors, write_atomic
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
 from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
-from reconv.errors import CheckpointError
-from reconv.io.bounded import open_file
+from reconv.core.errors import CheckpointError
+from reconv.storage.bounded import open_file
 
 EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.best_checkpoint import best_in_state, read_best
-from reconv.checkpoint.checkpoint_state import check_state
+from reconv.checkpoint.best import best_in_state, read_best
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
-from reconv.checkpoint.mirror.run_download import fetch_run
-from reconv.checkpoint.run_dir import RunDir, no_such_run, runs_in
+from reconv.checkpoint.mirror.download import fetch_run
+from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import (
     NUM_TRIES,
     SUFFIX,
@@ -24,7 +23,8 @@ from reconv.checkpoint.store import (
     is_checkpoint_name,
     open_store,
 )
-from reconv.errors import CheckpointError, UsageError
+from reconv.core.errors import CheckpointError, UsageError
+from reconv.logging.run_dir import RunDir, no_such_run, runs_in
 
 MODEL = f"model{SUFFIX}"
 EMA = f"ema{SUFFIX}"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reconv import __version__
-from reconv.errors import CheckpointError, UnreadableRunError
-from reconv.io import read_limits
-from reconv.io.atomic import FileSystem
-from reconv.io.bounded import TooLargeError, parse_shallow_json
-from reconv.io.transient import is_machine_fault, retry_transient
+from reconv.core.errors import CheckpointError, UnreadableRunError
+from reconv.core.version import __version__
+from reconv.storage import read_limits
+from reconv.storage.bounded import TooLargeError, parse_shallow_json
+from reconv.storage.files import FileSystem
+from reconv.storage.transient import is_machine_fault, retry_transient
 
 NAME = "manifest.json"
 FORMAT = 2  # 2: run_id and recipe_digest

@@ -10,16 +10,16 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from reconv import __version__
 from reconv.checkpoint.manifest import unreadable
-from reconv.errors import CheckpointError
-from reconv.io import read_limits
-from reconv.io.atomic import FileSystem, disk_errors, write_atomic
-from reconv.io.bounded import read_json_object
-from reconv.message import message
+from reconv.core.errors import CheckpointError
+from reconv.core.message import message
+from reconv.core.version import __version__
+from reconv.storage import read_limits
+from reconv.storage.bounded import read_json_object
+from reconv.storage.files import FileSystem, disk_errors, write_atomic
 
 if TYPE_CHECKING:
-    from reconv.checkpoint.run_dir import RunDir
+    from reconv.logging.run_dir import RunDir
 
 FORMAT = 1
 

@@ -26,15 +26,15 @@ from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.safetensors_bytes import encode_pieces
-from reconv.errors import CheckpointError, UnreadableRunError
-from reconv.io import read_limits
-from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
-from reconv.io.bounded import parse_shallow_json
-from reconv.io.transient import retry_transient
-from reconv.message import message
+from reconv.core.errors import CheckpointError, UnreadableRunError
+from reconv.core.message import message
+from reconv.logging.run_dir import RunDir
+from reconv.storage import read_limits
+from reconv.storage.bounded import parse_shallow_json
+from reconv.storage.files import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
+from reconv.storage.transient import retry_transient
 
 STATE = "state.json"
 SUFFIX = ".safetensors"

@@ -16,9 +16,9 @@ from typing import Any
 import safetensors
 from pydantic import ValidationError
 
-from reconv.errors import CheckpointError
-from reconv.io.bounded import open_file, parse_shallow_json
+from reconv.core.errors import CheckpointError
 from reconv.recipe.schema import Recipe
+from reconv.storage.bounded import open_file, parse_shallow_json
 
 KEY = "reconv"
 FORMAT = 1

@@ -17,30 +17,30 @@ from contextlib import suppress
 
 import click
 
-from reconv import __version__
-from reconv.cli.average import average
-from reconv.cli.bench import bench
-from reconv.cli.data import data
-from reconv.cli.data_inspect import check, show
-from reconv.cli.doctor import completion, doctor
-from reconv.cli.eval import eval_command
-from reconv.cli.export import export
+from reconv.cli.commands.average import average
+from reconv.cli.commands.bench import bench
+from reconv.cli.commands.data import data
+from reconv.cli.commands.data_inspect import check, show
+from reconv.cli.commands.doctor import completion, doctor
+from reconv.cli.commands.eval import eval_command
+from reconv.cli.commands.export import export
+from reconv.cli.commands.migrate import migrate
+from reconv.cli.commands.plan import plan
+from reconv.cli.commands.predict import predict
+from reconv.cli.commands.recipes import recipes
+from reconv.cli.commands.rendezvous import rendezvous
+from reconv.cli.commands.report import report
+from reconv.cli.commands.resume import resume
+from reconv.cli.commands.serve import serve
+from reconv.cli.commands.status import status
+from reconv.cli.commands.submit import submit
+from reconv.cli.commands.train import train
 from reconv.cli.inspect_command import inspect_command
-from reconv.cli.migrate import migrate
 from reconv.cli.options import CommandGroup
-from reconv.cli.plan_command import plan
-from reconv.cli.predict import predict
-from reconv.cli.recipes import recipes
-from reconv.cli.rendezvous import rendezvous
-from reconv.cli.report import report
-from reconv.cli.resume_command import resume
-from reconv.cli.serve import serve
-from reconv.cli.status import status
-from reconv.cli.submit import submit
-from reconv.cli.train import train
-from reconv.errors import ExitCode, ReconvError
-from reconv.io.stop_signals import ignore_stop_signals
-from reconv.printable import printable, printable_lines
+from reconv.core.errors import ExitCode, ReconvError
+from reconv.core.stop_signals import ignore_stop_signals
+from reconv.core.text import printable, printable_lines
+from reconv.core.version import __version__
 
 __all__ = ["main"]
 
@@ -169,7 +169,7 @@ def _run(args: list[str]) -> int:
             _print_error("Out of memory\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
         if isinstance(error, OSError) and error.errno is not None:
-            from reconv.io.atomic import system_error
+            from reconv.storage.files import system_error
 
             refused = system_error(error)
             _print_error(str(refused), debug)
@@ -216,7 +216,7 @@ def _flush_streams() -> None:
 
 def _unexpected(error: Exception, debug: bool) -> int:
     """Print an error that is probably a bug, and how to see its traceback."""
-    from reconv.environment_checks import untested_note
+    from reconv.cluster.environment_checks import untested_note
 
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = [

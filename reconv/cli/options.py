@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from reconv.errors import PipeClosedError, ResourceError, UsageError
-from reconv.printable import printable
+from reconv.core.errors import PipeClosedError, ResourceError, UsageError
+from reconv.core.text import printable
 
 if TYPE_CHECKING:
-    from reconv.custom_code import CodeSource, TrustCode
+    from reconv.core.custom_code import CodeSource, TrustCode
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
@@ -177,7 +177,7 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
 
 def check_run(run: str) -> None:
     """Raise at once if RUN does not exist, before torch is imported."""
-    from reconv.checkpoint.run_dir import check_run_exists
+    from reconv.logging.run_dir import check_run_exists
 
     check_run_exists(run)
 

@@ -46,7 +46,7 @@ def start_cuda(device: str, devices: int | None) -> None:
     That is the kernel compiler, a process, and the CUDA context with the first kernels; which GPU a launcher's process
     uses is decided later.
     """
-    from reconv.cuda_context import start_cuda_context
+    from reconv.core.cuda_context import start_cuda_context
     from reconv.distributed.environment import read_launch_env
     from reconv.kernels.jit import compile_process
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.storage.remote_tree import is_remote
-from reconv.errors import DataError
-from reconv.io import read_limits
+from reconv.core.errors import DataError
+from reconv.storage import read_limits
+from reconv.storage.remote_tree import is_remote
 
 if TYPE_CHECKING:
     from reconv.data.boxes.annotations import Annotation

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urljoin
 
-from reconv.errors import DataError, ResourceError, UsageError
-from reconv.io.download import Progress, digest, download, no_progress
+from reconv.core.errors import DataError, ResourceError, UsageError
+from reconv.storage.download import Progress, digest, download, no_progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from reconv.core.errors import DataError
+from reconv.core.random import key, permutation, uniforms
 from reconv.data.dataset import I64, Dataset, all_targets
-from reconv.errors import DataError
-from reconv.random import key, permutation, uniforms
 from reconv.recipe.schema import Recipe
 
 SHUFFLE_RUN = 256  # consecutive samples that `data.shuffle_window` keeps close together: several MB of images

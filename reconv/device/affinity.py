@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 _SYSTEM = Path("/sys")
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.device.amx import disable_broken_amx
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.device.load_kernels import load_classifier_kernels
 from reconv.device.pack_tensors import pack_tensors, unpack_tensors
-from reconv.errors import UsageError
 
 Result = TypeVar("Result")
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 
 _LAZY = "PT_HPU_LAZY_MODE"
 # Random keys of samples are 64-bit hashes; without this, 64-bit integers are computed in 32 bits.

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 
 
 class Mps:

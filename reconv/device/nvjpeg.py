@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv._compat import gpu_jpeg_decoder, gpu_jpeg_requirement
-from reconv.errors import UsageError
+from reconv.core.compat import gpu_jpeg_decoder, gpu_jpeg_requirement
+from reconv.core.errors import UsageError
 from reconv.kernels.ops.crop import CropBox, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the CPU"

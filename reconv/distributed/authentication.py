@@ -17,9 +17,9 @@ import sys
 import torch
 import torch.distributed as dist
 
+from reconv.core.errors import RankLostError
 from reconv.distributed.environment import SECRET_VARIABLE, LaunchEnv
 from reconv.distributed.rank_store import new_secret
-from reconv.errors import RankLostError
 
 NONCE_BYTES = 32
 _KNOWS, _DOES_NOT_KNOW = b"\1", b"\0"

@@ -1,7 +1,7 @@
 """Collectives of objects: typed JSON and raw arrays, sent as tensors of bytes.
 
 torch's own object collectives unpickle what they receive, which runs code of whoever sent it. Here the receiver builds
-plain values, arrays and the classes that are marked with `reconv.message`, and nothing else.
+plain values, arrays and the classes that are marked with `reconv.core.message`, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor
 
-from reconv.errors import RankLostError, RemoteRankError
-from reconv.message import classes, message_name
+from reconv.core.errors import RankLostError, RemoteRankError
+from reconv.core.message import classes, message_name
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def _to_json(item: Any, arrays: bytearray) -> object:
 def _class_to_json(item: Any, arrays: bytearray) -> object:
     name = message_name(type(item))
     if classes.get(name) is not type(item):
-        raise TypeError(f"ranks cannot send each other a {name}; mark the class with reconv.message.message")
+        raise TypeError(f"ranks cannot send each other a {name}; mark the class with reconv.core.message.message")
     if isinstance(item, BaseModel):
         content, explicit = item.__dict__, sorted(item.model_fields_set)
         return {"section": [name, {key: _to_json(value, arrays) for key, value in content.items()}, explicit]}

@@ -22,13 +22,13 @@ from typing import Self, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore
 
+from reconv.core.errors import RankLostError
+from reconv.core.machine import process_state
+from reconv.core.wait import ProcessWait
 from reconv.distributed.authentication import NONCE_BYTES, is_proof, prove, refused, secret_missing
 from reconv.distributed.environment import SECRET_VARIABLE, LaunchEnv
 from reconv.distributed.rank_store import connect, unreachable
-from reconv.errors import RankLostError
-from reconv.io.wait import ProcessWait
-from reconv.machine import process_state
-from reconv.recipe.batch_fields import ParallelConfig
+from reconv.recipe.parts.batch import ParallelConfig
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 _FIRST_PORT, _NUM_PORTS = 20000, 20000  # for jobs without MASTER_PORT: below the ephemeral range
 _LAST_PORT = 65535

@@ -36,11 +36,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reconv.core.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
+from reconv.core.machine import process_state
+from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
-from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
-from reconv.io.atomic import system_error, write_atomic
-from reconv.machine import process_state
-from reconv.printable import printable_lines
+from reconv.storage.files import system_error, write_atomic
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -22,17 +22,17 @@ from typing import Any, Literal, TypeVar
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
+from reconv.core.errors import InterruptedRunError, ReconvError, TerminatedError
+from reconv.core.stop_signals import handled_stop_signals
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, SECRET_VARIABLE, read_launch_env
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
 from reconv.distributed.rank_store import new_secret
-from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
-from reconv.io.stop_signals import handled_stop_signals
-from reconv.io.temporary_folder import temporary_folder
+from reconv.storage.temporary_folder import temporary_folder
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 _POLL_S = 0.1
-_PRELOADED = ["reconv.api", "reconv.distributed.distributed_group", "torch._dynamo"]  # DDP imports the last
+_PRELOADED = ["reconv.api", "reconv.distributed.torch_group", "torch._dynamo"]  # DDP imports the last
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915

@@ -15,7 +15,7 @@ from reconv.distributed.strategy import GradientTraffic, GroupStats, StrategyCon
 from reconv.precision.accumulate import to_accumulate_dtype
 
 if TYPE_CHECKING:
-    from reconv.distributed.distributed_group import DistributedProcessGroup
+    from reconv.distributed.torch_group import DistributedProcessGroup
 
 
 class OrderedReduceStrategy(DataParallelStrategy):

@@ -23,7 +23,7 @@ from reconv.distributed.strategy import GroupStats, Number, ParallelStrategy, Pi
 from reconv.precision.accumulate import to_accumulate_dtype
 
 if TYPE_CHECKING:
-    from reconv.distributed.distributed_group import DistributedProcessGroup
+    from reconv.distributed.torch_group import DistributedProcessGroup
 
 Schedule = ScheduleGPipe | Schedule1F1B
 Autocast = Callable[[], AbstractContextManager[None]]

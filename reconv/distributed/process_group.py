@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, TypeVar
 
 from torch import nn
 
+from reconv.core.errors import ReconvError
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv, read_launch_env
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
-from reconv.errors import ReconvError
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def open_process_group(
     launch_env = read_launch_env() if launch_env is None else launch_env
     if launch_env == replace(SINGLE_PROCESS, restart_count=launch_env.restart_count):
         return ProcessGroup(launch_env)
-    from reconv.distributed.distributed_group import join
+    from reconv.distributed.torch_group import join
 
     process_group = join(launch_env, device)
     process_group.monitor.if_lost = if_lost or process_group.monitor.if_lost

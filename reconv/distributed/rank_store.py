@@ -24,10 +24,10 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
 
+from reconv.core.errors import RankLostError, ReconvError, UsageError
+from reconv.core.wait import WAIT_TIMEOUT_S, ProcessWait
 from reconv.distributed.environment import LaunchEnv
-from reconv.errors import RankLostError, ReconvError, UsageError
-from reconv.io.atomic import write_atomic
-from reconv.io.wait import WAIT_TIMEOUT_S, ProcessWait
+from reconv.storage.files import write_atomic
 
 _PORT_FILE = "store-port"  # of ranks on one machine that have no MASTER_PORT, in the folder that the ranks share
 Address = tuple[int, tuple[str, int]]  # family, host and port

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from reconv.core.errors import DataError
 from reconv.distributed.environment import read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.errors import DataError
-from reconv.io.work_journal import WorkJournal
+from reconv.storage.work_journal import WorkJournal
 
 _NUM_PARTS, _MAX_PART = 256, 4096
 CONTINUE = "run the same command again; finished parts are kept"

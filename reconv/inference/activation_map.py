@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
-from reconv.inference.evaluate import InferenceStep, eval_mode
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
+from reconv.tasks.evaluation import InferenceStep, eval_mode
 
 _ATTENTION = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, F.scaled_dot_product_attention)
 _ATTENTION_LAYER = (F.multi_head_attention_forward, torch._native_multi_head_attention)

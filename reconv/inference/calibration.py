@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reconv.core.errors import DataError, UsageError
+from reconv.core.random import key, permutation
 from reconv.data.boxes.annotations import Annotation
 from reconv.data.dataset import Split
-from reconv.errors import DataError, UsageError
+from reconv.inference.backends.quantize import U8
 from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.export.int8 import U8
 from reconv.inference.image_input import ImageFile, ImageInput, image_files
 from reconv.inference.image_reader import ImageReader
-from reconv.random import key, permutation
 from reconv.recipe.schema import Recipe
 
 NUM_IMAGES = 256

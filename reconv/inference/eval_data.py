@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reconv.data.dataset import Dataset, Split
-from reconv.data.readers.dataset_factory import relabel
-from reconv.errors import DataError
-from reconv.io.bounded import real_path
-from reconv.io.object_store.object_store import is_url
-from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import (
+from reconv.build.datasets import (
     as_detection_dataset,
     check_data_is_read,
     check_has_objects,
     data_path,
     open_split,
 )
+from reconv.core.errors import DataError
+from reconv.data.dataset import Dataset, Split
+from reconv.data.readers.dataset_factory import relabel
+from reconv.recipe.schema import Recipe
+from reconv.storage.bounded import real_path
+from reconv.storage.object_stores.store import is_url
 
 _NUM_SHOWN = 5
 

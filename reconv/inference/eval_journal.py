@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
-from reconv.io import read_limits
-from reconv.io.work_journal import WorkJournal
-from reconv.metrics.metrics_state import MetricsState, decode_state, encode_state
+from reconv.metrics.state import MetricsState, decode_state, encode_state
+from reconv.storage import read_limits
+from reconv.storage.work_journal import WorkJournal
 from reconv.tasks.task import Metrics
 
 KEEP_EVERY_S = 5.0  # what a kill may cost; reading the metrics of a device delays it

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reconv.build.load_model import read_saved_model
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
-from reconv.custom_code import CodeConsent, OtherCodeError, TrustCode
+from reconv.core.custom_code import CodeConsent, OtherCodeError, TrustCode
+from reconv.core.errors import CheckpointError, UsageError
 from reconv.data.dataset import Split
 from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import joined_ranks
-from reconv.errors import CheckpointError, UsageError
 from reconv.inference.backends.backend import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.load_model import read_saved_model
 from reconv.inference.model_evaluation import EvalResult, LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
-from reconv.io.atomic import disk_errors
-from reconv.io.work_journal import remove_journal
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
+from reconv.storage.files import disk_errors
+from reconv.storage.work_journal import remove_journal
 from reconv.trainer.run_setup import check_machine_has
 
 _JOURNAL = ".evaluating"  # in the run directory, until all checkpoints are evaluated

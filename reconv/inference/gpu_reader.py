@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import U8
 from reconv.data.decode import native
 from reconv.data.decode.jpeg_header import read_header
 from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.data.pipeline.gpu_decode import JpegDecoderDevice
-from reconv.errors import DataError, UsageError
 from reconv.inference.image_input import ImageInput
 from reconv.inference.image_reader import EncodedImage, ImageInfo, ImageReader, read_encoded
 

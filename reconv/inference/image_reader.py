@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import U8
 from reconv.data.decode import native
 from reconv.data.decode.pillow import MAX_PIXELS, decode_image
-from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.data.transforms.host_transforms import eval_crop_box, eval_transform
-from reconv.errors import DataError, UsageError
 from reconv.inference.image_input import ImageFile, ImageInput, to_pil
 from reconv.kernels.ops.crop import CropBox
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
+from reconv.storage.local import read, read_file_or_pipe
 
 DecoderName = Literal["auto", "pillow", "native", "gpu"]
 DECODERS: tuple[DecoderName, ...] = ("auto", "pillow", "native", "gpu")

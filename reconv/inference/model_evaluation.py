@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from reconv import __version__
-from reconv.batch import Batch
+from reconv.build.code import code_digests
+from reconv.build.datasets import limit_samples
+from reconv.build.load_model import model_digest
+from reconv.build.loaders import build_eval_loader
+from reconv.build.task_builder import build_task
+from reconv.core.batch import Batch
+from reconv.core.machine import Machine, cores_per_process
+from reconv.core.version import __version__
 from reconv.data.dataset import Dataset, Split
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -24,18 +30,12 @@ from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.backends.choose import BackendChoice
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.eval_journal import JournaledMetrics
-from reconv.inference.evaluate import merge_ranks, update_metrics
-from reconv.inference.load_model import model_digest
-from reconv.io.work_journal import WorkJournal
-from reconv.machine import Machine, cores_per_process
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
-from reconv.trainer.build.code import code_digests
-from reconv.trainer.build.datasets import limit_samples
-from reconv.trainer.build.loaders import build_eval_loader
-from reconv.trainer.build.task_builder import build_task
+from reconv.storage.work_journal import WorkJournal
+from reconv.tasks.evaluation import merge_ranks, update_metrics
 from reconv.trainer.run_setup import check_same_data
 
 _BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from reconv.core.errors import UsageError
 from reconv.detection.postprocess import Detections
-from reconv.errors import UsageError
 from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
 from reconv.kernels.ops.softmax_topk import softmax_topk, supports
-from reconv.metrics.multilabel_metrics import THRESHOLD
+from reconv.metrics.multilabel import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
 
 TOP_K = 5

@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from reconv.checkpoint.run_dir import RunDir
+from reconv.core.errors import UsageError
 from reconv.data.decode.pillow import decode_image
-from reconv.data.storage.local import read
-from reconv.errors import UsageError
 from reconv.inference.image_input import ImageFile, image_files
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.output_predictions import MIN_SCORE
 from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
 from reconv.inference.predictor import LoadOptions, Predictor, find_model, no_log
-from reconv.io.atomic import disk_errors
-from reconv.io.bounded import real_path
+from reconv.logging.run_dir import RunDir
 from reconv.report.evaluation_files import read_detection_analysis
+from reconv.storage.bounded import real_path
+from reconv.storage.files import disk_errors
+from reconv.storage.local import read
 
 
 def predict(

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, CopyEvent
+from reconv.core.batch import Batch, CopyEvent
+from reconv.core.errors import DataError
 from reconv.detection.postprocess import Detections
 from reconv.device import Device
-from reconv.errors import DataError
 from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.gpu_reader import GpuImages, GpuReader
 from reconv.inference.image_input import ImageInput

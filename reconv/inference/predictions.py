@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from reconv.core.errors import ReconvError
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
-from reconv.data.storage.remote_tree import shown_path
-from reconv.errors import ReconvError
 from reconv.inference.image_input import ImageInput, to_pil
+from reconv.storage.remote_tree import shown_path
 
 _THUMBNAIL_PX = 224
 _DETECTION_PX = 480

@@ -15,34 +15,34 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.build.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
+from reconv.build.loaders import build_eval_preprocess
+from reconv.build.network import Network
+from reconv.build.task_builder import build_postprocess
 from reconv.checkpoint.locate import LocatedWeights
-from reconv.custom_code import TrustCode
+from reconv.core.batch import Batch
+from reconv.core.custom_code import TrustCode
+from reconv.core.errors import DataError, UsageError
+from reconv.core.machine import Machine, cores_per_process, usable_cores
 from reconv.data.dataset import Split
 from reconv.device import Device, open_device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import DataError, UsageError
 from reconv.inference.activation_map import sample_activation_maps
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
 from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
 from reconv.inference.calibration import CalibrationSource
 from reconv.inference.eval_data import ModelClasses
-from reconv.inference.evaluate import InferenceStep
 from reconv.inference.gpu_reader import MIN_IMAGES, GpuReader
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
-from reconv.inference.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
 from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, without_gc
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
-from reconv.machine import Machine, cores_per_process, usable_cores
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.loaders import build_eval_preprocess
-from reconv.trainer.build.network import Network
-from reconv.trainer.build.task_builder import build_postprocess
+from reconv.tasks.evaluation import InferenceStep
 
 BATCH_SIZE = 64
 BATCH_SIZES = {"cuda": 256}  # by kind of device, where it is another

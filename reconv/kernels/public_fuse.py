@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.kernels import fuse as passes
 from reconv.kernels.block_graph import BlockGraph, has_known_code, is_plain_container
 from reconv.kernels.fuse_report import FusedModule, FuseReport, PlainModule
@@ -85,7 +85,7 @@ def unfuse(model: nn.Module) -> nn.Module:
     """Give every fused module of a model its own class back, in place; returns the model.
 
     Raises:
-        reconv.errors.UsageError: a fused module was wrapped, as by `fully_shard`, which cannot be undone
+        reconv.core.errors.UsageError: a fused module was wrapped, as by `fully_shard`, which cannot be undone
     """
     for name, module in model.named_modules():
         plain = _plain_class(type(module))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function, Variable
 from torch.overrides import TorchFunctionMode
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.dispatch import conv_output_dtype
 from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import KernelVariant, trace_launches

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from reconv.errors import ExitCode, UsageError
+from reconv.core.errors import ExitCode, UsageError
+from reconv.core.text import printable
 from reconv.logging import formatting as fmt
 from reconv.logging.console_lines import ConsoleLines
 from reconv.logging.events import (
@@ -29,7 +30,6 @@ from reconv.logging.events import (
     TrainProgress,
     encode,
 )
-from reconv.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from reconv.core.text import printable
 from reconv.logging import formatting as fmt
 from reconv.logging.events import (
     AttemptStarted,
@@ -19,7 +20,6 @@ from reconv.logging.events import (
     RunPlanned,
     TrainProgress,
 )
-from reconv.printable import printable
 
 MAX_ALIKE = 3  # warnings of a kind that are printed; the others are counted
 MAX_CLASSES_WITHOUT_TOP5 = 10  # with so few classes, top-5 says little

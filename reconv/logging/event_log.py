@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reconv.errors import CheckpointError, UnreadableRunError, UsageError
-from reconv.io.transient import is_machine_fault, naming, retry_transient
+from reconv.core.errors import CheckpointError, UnreadableRunError, UsageError
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -48,6 +47,7 @@ from reconv.logging.json_lines import (
     read_lines,
     verify_checksum,
 )
+from reconv.storage.transient import is_machine_fault, naming, retry_transient
 
 _MAX_NUMBERS = 10  # of lines, in a message
 

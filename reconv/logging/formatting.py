@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 
 _METRICS = {
     "top1": "top-1",

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
-from reconv.io.bounded import open_file
-from reconv.io.transient import naming
+from reconv.storage.bounded import open_file
+from reconv.storage.transient import naming
 
 MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 4_000_000

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 
-from reconv import IMPORTED_S
-from reconv.machine import Machine, process_age_s
+from reconv.core.machine import Machine, process_age_s
+from reconv.core.version import IMPORTED_S
 
 
 class Phase(StrEnum):

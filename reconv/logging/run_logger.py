@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from reconv.checkpoint.run_dir import RunDir
-from reconv.io.atomic import disk_error
 from reconv.logging.console import EventHandler, make_console
 from reconv.logging.event_log import EventLog
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.exporters import ExporterSet
+from reconv.logging.run_dir import RunDir
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
+from reconv.storage.files import disk_error
 
 
 class RunLogger:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reconv.metrics.confusion import analyze_predictions
-from reconv.metrics.detection_metrics import DetectionMetrics
-from reconv.metrics.multilabel_metrics import MultilabelMetrics
+from reconv.metrics.detection import DetectionMetrics
+from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
 
 

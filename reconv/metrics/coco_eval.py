@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.metrics.detection_matches import ImageDetections
 
 COCO_METRICS = (

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.metrics.metrics_state import MetricsState
+from reconv.core.batch import Batch
+from reconv.metrics.state import MetricsState
 from reconv.precision.accumulate import to_accumulate_dtype
 
 F64 = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&\n]*(?<! )>|\[[A-Za-z][^\[\]|;&,\n'\"]*\](?=\s|$)")

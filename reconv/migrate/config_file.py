@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from reconv.errors import UsageError
-from reconv.io.bounded import read_text
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import MAX_CHARACTERS
+from reconv.storage.bounded import read_text
 
 
 def read_small_text(path: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import shorten, unfilled
 from reconv.recipe.presets import nearest
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import split_commands, unfilled
 from reconv.migrate.flags import Flag, FlagParser, Typed, flag, switch
 from reconv.migrate.translation import Row

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.closest_preset import PresetMatch, closest_preset
 from reconv.migrate.command_line import KEYWORDS, SimpleCommand, shorten, split_commands, unfilled
 from reconv.migrate.containers import Container

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
+from reconv.core.text import printable
 from reconv.migrate.migration import Migration
 from reconv.migrate.translation import Setting
-from reconv.printable import printable
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reconv.migrate.flags import Flag, Typed
-from reconv.recipe.recipe_identity import may_change
+from reconv.recipe.load.identity import may_change
 
 Status = Literal["same", "renamed", "derived", "no effect", "not supported"]
 # Options of `reconv train` that set a field; `{}` is the value, epochs without their unit.

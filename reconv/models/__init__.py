@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from reconv.custom_code import is_import_path
-from reconv.errors import UsageError
+from reconv.core.custom_code import is_import_path
+from reconv.core.errors import UsageError
 from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd
 from reconv.models import external as zoo
 from reconv.models.architecture import AuxOutput, ReconvModel, Spec, SSDOutput

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.models.architecture import ReconvModel
 from reconv.models.pipeline_split import split_stages
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
 from reconv.models.layers.norm import MAX_GROUPS, ProxyNorm, fit_groups

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.architecture import (
     InitScheme,
     LinearInit,

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import parameter as parameters
 
-from reconv import random as keys
-from reconv.custom_code import accepts, check_arguments, code_errors, load_object
-from reconv.errors import UsageError
+from reconv.core import random as keys
+from reconv.core.custom_code import accepts, check_arguments, code_errors, load_object
+from reconv.core.errors import UsageError
 from reconv.models.replace_layers import replace_layers
 
 PACKAGES = ("timm", "torchvision")

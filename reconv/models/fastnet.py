@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.architecture import ConvInit, InitScheme, ReconvModel, Spec
 
 _PATCH = 2  # pixels on a side of what is whitened

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.architecture import ReconvModel
 from reconv.models.layers.batch_norm import BatchNorm2d
 

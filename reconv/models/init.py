@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reconv import random as keys
+from reconv.core import random as keys
 from reconv.models.architecture import InitScheme, ReconvModel
 from reconv.models.external import reinit_external
 

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import torch
 from torch import nn
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.models.architecture import ReconvModel
 
 _MAX_CHOICES = 20_000  # splits that are tried; with more, each split is chosen by itself at an equal share

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNormAct2d
 from reconv.models.layers.dropout import ChannelDropout, DropConnect, Dropout, KeyedRandomLayer
 

@@ -15,7 +15,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.architecture import InitScheme, ReconvModel, Spec, Stage, ZeroGamma
 from reconv.models.layers.conv import SqueezeExcitation
 from reconv.models.layers.dropout import DropConnect

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models.architecture import (
     ConvInit,
     InitScheme,

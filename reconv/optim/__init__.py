@@ -5,16 +5,16 @@ from __future__ import annotations
 from reconv.optim.adamw import AdamW
 from reconv.optim.clip_grad import ClipGrad
 from reconv.optim.ema import ModelEma
-from reconv.optim.lamb import LAMB
-from reconv.optim.lars import LARS
-from reconv.optim.optimizer import Optimizer
-from reconv.optim.optimizer_factory import (
+from reconv.optim.factory import (
     build_clip_grad,
     build_optimizer,
     describe_rate_scales,
     optimizer_groups,
     rate_scales,
 )
+from reconv.optim.lamb import LAMB
+from reconv.optim.lars import LARS
+from reconv.optim.optimizer import Optimizer
 from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD

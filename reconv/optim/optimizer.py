@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 from reconv.optim.param_groups import DecayGroups, RateScale
 
 STEP = "step"

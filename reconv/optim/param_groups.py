@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 EXCLUDES = ("none", "norm-bias", "norm", "nvidia-by-name")

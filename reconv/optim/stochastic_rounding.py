@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from reconv import random as keys
-from reconv.errors import CheckpointError
+from reconv.core import random as keys
+from reconv.core.errors import CheckpointError
 from reconv.models.layers.dropout import splitmix64, to_int64, uniform_from_keys
 from reconv.optim.optimizer import BaseOptimizer
 from reconv.optim.param_groups import DecayGroups

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.precision.autocast import OPERATIONS, CastOps, op_dtypes
 from reconv.precision.policy import (
     GROWTH_INTERVAL,
@@ -19,7 +19,7 @@ from reconv.precision.policy import (
 )
 
 if TYPE_CHECKING:
-    from reconv.recipe.precision_fields import PrecisionConfig
+    from reconv.recipe.parts.precision import PrecisionConfig
 
 __all__ = [
     "GROWTH_INTERVAL",

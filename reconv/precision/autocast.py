@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from reconv.recipe.precision_fields import PrecisionOps
+    from reconv.recipe.parts.precision import PrecisionOps
 
 Function = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 from reconv.precision.autocast import CastOps
 from reconv.precision.cast_weights import CastWeightsOnce, castable_weights
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reconv.errors import RecipeError, one_of
+from reconv.core.errors import RecipeError, one_of
 from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.recipe.derive import DataFacts, Derivation, HeadFacts, SecondMoment, Values, WeightFacts
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BadImages, Duration

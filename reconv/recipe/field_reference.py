@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.recipe.fields import section_type, suggest
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BadImages, Duration, Section

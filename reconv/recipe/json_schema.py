@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from reconv.recipe.code_fields import parse_name
+from reconv.recipe.parts.code import parse_name
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BadImages, Duration
 

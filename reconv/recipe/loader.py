@@ -14,21 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reconv.custom_code import is_file_path
-from reconv.errors import one_of
-from reconv.io import read_limits
-from reconv.recipe import yaml_document as document
-from reconv.recipe.adapt import describe, show
-from reconv.recipe.code_fields import references_in
-from reconv.recipe.draft import OVERRIDES, Draft, Origin, recipe_error
-from reconv.recipe.extends_chain import PATH_FIELDS, RecipeLayer, absolute_path, anchor_code, read_chain
+from reconv.core.custom_code import is_file_path
+from reconv.core.errors import one_of
 from reconv.recipe.fields import flatten, takes_null, takes_only_text
-from reconv.recipe.fit_draft import fit_to_changes, use_written_rates
-from reconv.recipe.recipe_identity import may_change
-from reconv.recipe.resolved import Resolved
+from reconv.recipe.load import document
+from reconv.recipe.load.adapt import describe, show
+from reconv.recipe.load.draft import OVERRIDES, Draft, Origin, recipe_error
+from reconv.recipe.load.extends import PATH_FIELDS, RecipeLayer, absolute_path, anchor_code, read_chain
+from reconv.recipe.load.fit import fit_to_changes, use_written_rates
+from reconv.recipe.load.identity import may_change
+from reconv.recipe.load.resolved import Resolved
+from reconv.recipe.load.validate import validate_draft
+from reconv.recipe.parts.code import references_in
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice, split_rate
-from reconv.recipe.validate_draft import validate_draft
+from reconv.storage import read_limits
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin for messages
 

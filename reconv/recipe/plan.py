@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from reconv.errors import RecipeError, one_of
+from reconv.core.errors import RecipeError, one_of
 from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
-from reconv.recipe.data_fields import Decoder
+from reconv.recipe.parts.data import Decoder
+from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.plan_text import count, plan_lines
-from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.load.unused import unused_options
+from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.schema import Recipe
-from reconv.recipe.unused import unused_options
 
 if TYPE_CHECKING:
     from reconv.recipe.plan import Every, Plan

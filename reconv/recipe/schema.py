@@ -10,20 +10,20 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from reconv.recipe.batch_fields import BatchConfig, MemoryConfig, ParallelConfig
-from reconv.recipe.code_fields import NamedCode, parse_list
-from reconv.recipe.data_fields import AugmentConfig, DataConfig
-from reconv.recipe.detection_fields import DetectionConfig
-from reconv.recipe.engine_fields import EngineConfig
-from reconv.recipe.evaluation_fields import EarlyStoppingConfig, EvaluateConfig, LogConfig, SaveConfig
-from reconv.recipe.loss_fields import DistillConfig, LossConfig
-from reconv.recipe.model_fields import CheckpointAverageConfig, EmaConfig, ModelConfig
-from reconv.recipe.optimizer_fields import OptimizerConfig
-from reconv.recipe.precision_fields import PrecisionConfig
-from reconv.recipe.result_fields import ExpectedResult, MeasuredResult, PublishedResult
+from reconv.recipe.parts.batch import BatchConfig, MemoryConfig, ParallelConfig
+from reconv.recipe.parts.code import NamedCode, parse_list
+from reconv.recipe.parts.data import AugmentConfig, DataConfig
+from reconv.recipe.parts.detection import DetectionConfig
+from reconv.recipe.parts.engine import EngineConfig
+from reconv.recipe.parts.evaluation import EarlyStoppingConfig, EvaluateConfig, LogConfig, SaveConfig
+from reconv.recipe.parts.loss import DistillConfig, LossConfig
+from reconv.recipe.parts.model import CheckpointAverageConfig, EmaConfig, ModelConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
+from reconv.recipe.parts.precision import PrecisionConfig
+from reconv.recipe.parts.result import ExpectedResult, MeasuredResult, PublishedResult
+from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.rules import contradictions
 from reconv.recipe.rules.contradiction import ContradictionError
-from reconv.recipe.schedule_fields import ScheduleConfig
 from reconv.recipe.units import Duration, Listed, Off, Positive, Section
 
 LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow", "mlperf"]

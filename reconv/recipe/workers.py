@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from reconv.errors import ResourceError
-from reconv.recipe.data_fields import Decoder, why_not_native
+from reconv.core.errors import ResourceError
+from reconv.recipe.parts.data import Decoder, why_not_native
 from reconv.recipe.schema import Recipe
 
 if TYPE_CHECKING:

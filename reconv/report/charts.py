@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from reconv.core.text import printable
 from reconv.logging import formatting as fmt
-from reconv.printable import printable
 from reconv.report.markup import Html, data_block, el, join
 
 MAX_POINTS = 600

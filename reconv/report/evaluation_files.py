@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reconv.io import read_limits
-from reconv.io.atomic import write_atomic
-from reconv.io.bounded import parse_shallow_json, read_text
-from reconv.io.transient import is_machine_fault
 from reconv.logging.json_lines import CHECKSUM, add_checksum, verify_checksum
+from reconv.storage import read_limits
+from reconv.storage.bounded import parse_shallow_json, read_text
+from reconv.storage.files import write_atomic
+from reconv.storage.transient import is_machine_fault
 
 EVALUATIONS_FILE = "evaluations.csv"
 # The analyses of the last evaluation and their versions; a file of another version is ignored.

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint import manifest
+from reconv.checkpoint.mirror.download import URL_FILE
 from reconv.checkpoint.mirror.given_addresses import is_given
-from reconv.checkpoint.mirror.run_download import URL_FILE
-from reconv.checkpoint.run_dir import is_run_file
-from reconv.custom_code import anchor, describe_source
-from reconv.errors import CheckpointError, ReconvError, UsageError
-from reconv.io import read_limits
-from reconv.io.bounded import open_file, parse_shallow_json, read_json_object
-from reconv.recipe import yaml_document
-from reconv.recipe.code_fields import references_in
-from reconv.recipe.extends_chain import PATH_FIELDS, absolute_path
+from reconv.core.custom_code import anchor, describe_source
+from reconv.core.errors import CheckpointError, ReconvError, UsageError
+from reconv.logging.run_dir import is_run_file
+from reconv.recipe.load import document as yaml_document
+from reconv.recipe.load.extends import PATH_FIELDS, absolute_path
+from reconv.recipe.parts.code import references_in
+from reconv.storage import read_limits
+from reconv.storage.bounded import open_file, parse_shallow_json, read_json_object
 
 MAX_ENTRIES = 100_000  # of a folder
 _MAX_DEPTH = 32

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from reconv.errors import UsageError
-from reconv.io.atomic import write_atomic
+from reconv.core.errors import UsageError
 from reconv.report import page, sections
 from reconv.report.classifier_section import classification
 from reconv.report.compare import comparison
@@ -19,6 +18,7 @@ from reconv.report.markup import Html, el
 from reconv.report.run_record import RunRecord, load_run_record, with_distinct_labels
 from reconv.report.summary import summarize_record
 from reconv.report.time_section import time_by_phase
+from reconv.storage.files import write_atomic
 
 
 def render(

@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reconv.io.bounded import real_path
 from reconv.logging.events import ImageLogged
+from reconv.storage.bounded import real_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image

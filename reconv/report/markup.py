@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from reconv.printable import printable_lines
+from reconv.core.text import printable_lines
 
 _VOID = frozenset({"meta", "link", "img"})
 _SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG they must be closed

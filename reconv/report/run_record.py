@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reconv.errors import RecipeError
-from reconv.io.bounded import real_path
+from reconv.core.errors import RecipeError
 from reconv.logging.event_log import latest_by_step, read_event_file
 from reconv.logging.events import (
     AttemptStarted,
@@ -33,6 +32,7 @@ from reconv.report.evaluation_files import (
     read_detection_analysis,
     read_scores,
 )
+from reconv.storage.bounded import real_path
 
 E = TypeVar("E", bound=Event)
 
@@ -159,7 +159,7 @@ def _events_of_type(events: Sequence[Event], event_type: type[E]) -> list[E]:
 def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
     if not os.path.lexists(path):
         return "", {}
-    from reconv.recipe import yaml_document
+    from reconv.recipe.load import document as yaml_document
 
     text = yaml_document.read_file(path)
     document = yaml_document.read(text)

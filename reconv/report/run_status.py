@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.checkpoint.run_dir import RunDir, no_such_run
-from reconv.distributed.submit.slurm import JOB_FILE
-from reconv.distributed.submit.slurm_queue import QueuedJob, SubmittedJob, queued_jobs, read_job
-from reconv.errors import ReconvError
+from reconv.cluster.submit.slurm import JOB_FILE
+from reconv.cluster.submit.slurm_queue import QueuedJob, SubmittedJob, queued_jobs, read_job
+from reconv.core.errors import ReconvError
+from reconv.core.machine import process_exists
 from reconv.logging import formatting as fmt
-from reconv.machine import process_exists
+from reconv.logging.run_dir import RunDir, no_such_run
 from reconv.report.run_record import RunRecord, load_run_record
 
 ACTIVE = ("pending", "starting", "running")  # states in which a run goes on by itself

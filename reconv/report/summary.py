@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.custom_code import FROM_PYTHON
-from reconv.errors import ExitCode
-from reconv.io import read_limits
-from reconv.io.atomic import write_atomic
-from reconv.io.bounded import read_json_object
+from reconv.core.custom_code import FROM_PYTHON
+from reconv.core.errors import ExitCode
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
-from reconv.recipe.code_fields import references_in
+from reconv.recipe.parts.code import references_in
 from reconv.report.run_record import RunRecord, load_run_record
+from reconv.storage import read_limits
+from reconv.storage.bounded import read_json_object
+from reconv.storage.files import write_atomic
 
 # The metric of the result if the recipe names none: the first of these that was evaluated.
 _USUAL_METRICS = ("top1", "map", "ap", "voc10", "loss")

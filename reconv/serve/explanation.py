@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.api import ImageSample, Prediction, Predictor
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.inference.activation_map import activation_image
 
 MAX_MAPS = 5

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 import torch
 import uvicorn
 
+from reconv.core.errors import ExitCode, ResourceError
+from reconv.core.machine import Machine, usable_cores
 from reconv.device.base import device_kind
-from reconv.errors import ExitCode, ResourceError
 from reconv.inference.model_evaluation import LogFunction
-from reconv.machine import Machine, usable_cores
-from reconv.serve.access import LOOPBACK, SECURITY_HEADERS, Access
-from reconv.serve.app import build_app
-from reconv.serve.connections import limited_protocol
+from reconv.serve.http.access import LOOPBACK, SECURITY_HEADERS, Access
+from reconv.serve.http.app import build_app
+from reconv.serve.http.connections import limited_protocol
 from reconv.serve.limits import Limits
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_loader import LoadSettings, ModelLoader

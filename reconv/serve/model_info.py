@@ -11,8 +11,8 @@ from reconv.api import Predictor
 from reconv.data.transforms.host_transforms import resized_shorter_side
 from reconv.logging.event_log import read_event_file
 from reconv.logging.events import EvalFinished
-from reconv.recipe.adapt import CHANGED
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.load.adapt import CHANGED
+from reconv.recipe.parts.data import PreprocessConfig
 
 
 def model_info(replicas: Sequence[Predictor]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.api import ImageSample, Prediction, Predictor
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.serve.batching import Batcher, Job
 from reconv.serve.explanation import explain

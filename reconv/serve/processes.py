@@ -24,12 +24,12 @@ from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from reconv.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
+from reconv.core.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
+from reconv.core.stop_signals import signal_name
 from reconv.inference.model_evaluation import LogFunction
-from reconv.io.stop_signals import signal_name
-from reconv.io.temporary_folder import temporary_folder
 from reconv.serve.http_server import HttpServer, ServeSettings, Shared, end_process
 from reconv.serve.shared_listener import ConnectionCounts
+from reconv.storage.temporary_folder import temporary_folder
 
 MAX_DEATHS = 4  # of one process in a row, each less than `_STABLE_S` after it was ready
 _STABLE_S = 60.0

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from reconv.errors import ExitCode, ResourceError
+from reconv.core.errors import ExitCode, ResourceError
 from reconv.inference.model_evaluation import LogFunction
-from reconv.serve.access import read_tokens
+from reconv.serve.http.access import read_tokens
 from reconv.serve.http_server import BACKLOG, HttpServer, ServeSettings, end_process
 from reconv.serve.limits import Limits
 from reconv.serve.model_loader import LoadSettings, with_consents

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from reconv.api import ImageSample
-from reconv.errors import DataError, ReconvError
+from reconv.core.errors import DataError, ReconvError
 from reconv.serve.batching import Batcher, Job, QueueFullError
 from reconv.serve.limits import ApiError, BodyReader, Limits, overloaded
 from reconv.serve.metrics import ServerMetrics

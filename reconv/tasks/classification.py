@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.errors import RecipeError, UsageError
-from reconv.metrics.custom_metrics import MetricsWithCustom
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError, UsageError
+from reconv.metrics.custom import MetricsWithCustom
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
 from reconv.precision.accumulate import to_accumulate_dtype
-from reconv.recipe.code_fields import CodeConfig
+from reconv.recipe.parts.code import CodeConfig
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.custom_loss import CustomLoss
 from reconv.tasks.distillation import Teacher

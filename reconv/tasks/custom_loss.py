@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from reconv import random as keys
-from reconv.custom_code import build_object, code_errors
-from reconv.errors import UsageError
+from reconv.core import random as keys
+from reconv.core.custom_code import build_object, code_errors
+from reconv.core.errors import UsageError
 
 LossFunction = Callable[[Tensor, Tensor], Any]
 Example = tuple[Tensor, Tensor]  # logits and targets of a few samples

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import hard_negatives, match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.kernels.fused.ssd import SSDFeatureMaps
-from reconv.metrics.detection_metrics import DetectionMetrics, GroundTruth
+from reconv.metrics.detection import DetectionMetrics, GroundTruth
 from reconv.models.architecture import SSDOutput
 from reconv.tasks.task import LossSums
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reconv.batch import Batch
-from reconv.metrics.multilabel_metrics import MultilabelMetrics, f1
+from reconv.core.batch import Batch
+from reconv.metrics.multilabel import MultilabelMetrics, f1
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.classification import at_least_float32, split_outputs
 from reconv.tasks.custom_loss import CustomLoss

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.metrics.metrics_state import MetricsState
+from reconv.core.batch import Batch
+from reconv.metrics.state import MetricsState
 
 
 @dataclass(frozen=True, slots=True)

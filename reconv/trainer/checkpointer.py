@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reconv import __version__
+from reconv.build.code import code_digests
+from reconv.build.train_state import TrainState
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.best_checkpoint import BestCheckpoint, best_evaluation, write_best
+from reconv.checkpoint.best import BestCheckpoint, best_evaluation, write_best
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
+from reconv.core.version import __version__
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.code import code_digests
-from reconv.trainer.build.train_state import TrainState
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.progress import Counters
 

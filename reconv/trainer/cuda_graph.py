@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.logging.phases import Phase, PhaseTimer
 from reconv.trainer.step import StepResult, StepScalars
 

@@ -13,17 +13,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from reconv.custom_code import code_errors
+from reconv.build.datasets import Datasets
+from reconv.core.custom_code import code_errors
+from reconv.core.message import message
 from reconv.data.readers.dataset_factory import select
-from reconv.io.temporary_folder import temporary_folder
 from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
 from reconv.logging.events import CheckpointSaved, DataWait, EvalFinished, Event, RunPlanned, TrainProgress
-from reconv.message import message
 from reconv.recipe.loader import Override
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import Datasets
+from reconv.storage.temporary_folder import temporary_folder
 from reconv.trainer.run_setup import RunArgs, run_on_devices
 from reconv.trainer.training_run import TrainingRun
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.logging.phases import PhaseTimer
 from reconv.trainer.cuda_graph import CallGraphs, GraphCapture, batch_shape
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from reconv.build.loaders import build_eval_preprocess
+from reconv.build.train_state import TrainState
 from reconv.checkpoint.load_weights import load_weights, read_weights
+from reconv.core.errors import UsageError
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.device import without_cudnn_benchmark
-from reconv.errors import UsageError
-from reconv.inference.evaluate import EvaluationStopped, InferenceStep, RunCaptured, evaluate, merge_ranks
 from reconv.logging.events import EvalFinished
-from reconv.metrics.detection_metrics import DetectionMetrics
-from reconv.metrics.multilabel_metrics import MultilabelMetrics
+from reconv.metrics.detection import DetectionMetrics
+from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
+from reconv.tasks.evaluation import EvaluationStopped, InferenceStep, RunCaptured, evaluate, merge_ranks
 from reconv.tasks.task import Metrics
-from reconv.trainer.build.loaders import build_eval_preprocess
-from reconv.trainer.build.train_state import TrainState
 from reconv.trainer.cuda_graph import GraphCapture
 from reconv.trainer.eval_graphs import EvalGraphs
 

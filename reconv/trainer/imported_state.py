@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from reconv.build.network import build_meta_model
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights
-from reconv.errors import CheckpointError
-from reconv.message import message
+from reconv.core.errors import CheckpointError
+from reconv.core.message import message
+from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.network import build_meta_model
-from reconv.trainer.lr_schedule import learning_rate
 
 _SCALE, _GROWTH_STEPS = "loss_scale", "growth_steps"  # of the loss scaler
 _LR_TOLERANCE = 1e-6

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import ResourceError
 from reconv.device import is_out_of_memory
-from reconv.errors import ResourceError
 from reconv.trainer.step import UPDATE_STARTED, StepResult, TrainStep
 
 if TYPE_CHECKING:

@@ -9,9 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from reconv.checkpoint.mirror.run_mirror import RunMirror
-from reconv.checkpoint.run_dir import RunDir
-from reconv.custom_code import provide
+from reconv.build.code import import_code
+from reconv.build.data_context import choose_gpu_decode_fraction
+from reconv.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.build.network import check_model
+from reconv.checkpoint.mirror.upload import RunMirror
+from reconv.core.custom_code import provide
+from reconv.core.errors import RecipeError, ResourceError
+from reconv.core.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
+from reconv.core.text import printable
 from reconv.data.decode.native import choose_decoder, native_support
 from reconv.data.pipeline.native_samples import can_fill_from_files, has_jpeg_files
 from reconv.data.transforms.params import effective_augment
@@ -21,20 +27,14 @@ from reconv.distributed.environment import read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.errors import RecipeError, ResourceError
 from reconv.kernels.jit.compile_ahead import import_triton
 from reconv.logging.phases import Phase, PhaseTimer, process_start_s
-from reconv.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
-from reconv.printable import printable
-from reconv.recipe.data_fields import Decoder
+from reconv.logging.run_dir import RunDir
+from reconv.recipe.load.resolved import fit_to_data
+from reconv.recipe.parts.data import Decoder
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
-from reconv.recipe.resolved import fit_to_data
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import check_worker_memory
-from reconv.trainer.build.code import import_code
-from reconv.trainer.build.data_context import choose_gpu_decode_fraction
-from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
-from reconv.trainer.build.network import check_model
 from reconv.trainer.imported_state import import_state
 from reconv.trainer.resume import (
     ExistingRun,

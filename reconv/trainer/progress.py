@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from reconv.build.train_state import TrainState
 from reconv.logging.events import TrainProgress
+from reconv.optim.lr_schedule import learning_rate
 from reconv.precision.accumulate import to_accumulate_dtype
-from reconv.trainer.build.train_state import TrainState
-from reconv.trainer.lr_schedule import learning_rate
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:

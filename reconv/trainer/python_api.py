@@ -8,16 +8,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from reconv.custom_code import CodeConsent
-from reconv.distributed.elastic_config import ElasticConfig
+from reconv.cluster.elastic_config import ElasticConfig
+from reconv.cluster.elastic_run import train_elastic
+from reconv.core.custom_code import CodeConsent
+from reconv.core.errors import UsageError
 from reconv.distributed.environment import must_launch, read_launch_env
-from reconv.errors import UsageError
 from reconv.logging.events import Event
 from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
 from reconv.recipe.units import BatchPerDevice
-from reconv.trainer.elastic_run import train_elastic
 from reconv.trainer.python_objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
 from reconv.trainer.run_result import RunResult
 from reconv.trainer.run_setup import RunArgs, local_out, run_on_devices

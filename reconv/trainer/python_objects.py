@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reconv.custom_code import name_object
+from reconv.core.custom_code import name_object
+from reconv.core.errors import UsageError
 from reconv.data.readers.custom import CustomDataset, SplitDatasets
-from reconv.errors import UsageError
 from reconv.recipe.loader import Override
 
 DatasetPair = tuple[Any, Any]  # of training and of validation

@@ -16,26 +16,26 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from reconv.checkpoint.checkpoint_state import check_state
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import read_identity
+from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import LoadedCheckpoint, open_store
+from reconv.core.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
+from reconv.core.message import message
+from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
-from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
-from reconv.io.atomic import write_atomic
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, TrainProgress
 from reconv.logging.formatting import resume_command
-from reconv.message import message
-from reconv.printable import printable_lines
-from reconv.recipe import yaml_document
-from reconv.recipe.adapt import show
+from reconv.logging.run_dir import RunDir
+from reconv.recipe.load import document as yaml_document
+from reconv.recipe.load.adapt import show
+from reconv.recipe.load.identity import differences, may_change, recipe_digest
+from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import load
 from reconv.recipe.plan_text import count as plural
-from reconv.recipe.recipe_identity import differences, may_change, recipe_digest
-from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
+from reconv.storage.files import write_atomic
 from reconv.trainer.imported_state import ImportedState
 
 # An elastic agent restarts processes after any exit code; retrying after these codes cannot succeed,

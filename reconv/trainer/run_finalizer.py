@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from reconv.checkpoint.run_dir import RunDir
+from reconv.core.errors import ExitCode, ReconvError, UnreadableRunError
+from reconv.core.text import printable_lines
 from reconv.device import is_out_of_memory
-from reconv.errors import ExitCode, ReconvError, UnreadableRunError
-from reconv.io.atomic import system_error
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
 from reconv.logging.phases import phase_lines
+from reconv.logging.run_dir import RunDir
 from reconv.logging.run_logger import RunLogger
-from reconv.printable import printable_lines
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
+from reconv.storage.files import system_error
 from reconv.trainer.oom import out_of_memory_error
 from reconv.trainer.run_result import RunResult
 

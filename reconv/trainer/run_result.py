@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from reconv.checkpoint.run_dir import RunDir
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging import formatting as fmt
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import EvalFinished, TrainProgress
+from reconv.logging.run_dir import RunDir
 
 if TYPE_CHECKING:
     from reconv.inference.predictor import Predictor

@@ -10,31 +10,31 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.build.datasets import Datasets, check_data_is_read, with_data_path
+from reconv.build.derived_recipe import HeadMeasurement, load_derived
+from reconv.build.init_weights import check_weights_readable
+from reconv.checkpoint.mirror.download import download_run, read_mirror_url
 from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address
-from reconv.checkpoint.mirror.run_download import download_run, read_mirror_url
-from reconv.checkpoint.run_dir import RunDir
-from reconv.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
+from reconv.core.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
+from reconv.core.errors import DataError, ReconvError, UsageError
+from reconv.core.machine import Machine, available_memory_bytes
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
 from reconv.distributed.environment import SECRET_VARIABLE, must_launch, read_launch_env, requested_backend
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import DataError, ReconvError, UsageError
-from reconv.io.object_store.object_store import as_url, is_url, local_folder, open_object_store
 from reconv.logging.console import make_console
 from reconv.logging.events import LogMessage
 from reconv.logging.exporters import require_packages
-from reconv.machine import Machine, available_memory_bytes
+from reconv.logging.run_dir import RunDir
 from reconv.models import option_names
 from reconv.recipe.batch_split import num_copies, split_batch
-from reconv.recipe.code_fields import code_references
+from reconv.recipe.load.resolved import Resolved, fit_to_model
 from reconv.recipe.loader import Override, load
+from reconv.recipe.parts.code import code_references
 from reconv.recipe.plan_text import count
-from reconv.recipe.resolved import Resolved, fit_to_model
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import Datasets, check_data_is_read, with_data_path
-from reconv.trainer.build.derived_recipe import HeadMeasurement, load_derived
-from reconv.trainer.build.init_weights import check_weights_readable
+from reconv.storage.object_stores.store import as_url, is_url, local_folder, open_object_store
 from reconv.trainer.resume import check_out_is_free, find_run, read_data_path
 
 _MIN_PROCESS_BYTES = 256 << 20  # measured: a quickstart process on a CPU

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.models.layers.batch_norm import LayerState
 from reconv.optim import ClipGrad, ModelEma, Optimizer

@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(step|ep|s|min|h)s?\s*")
 _MAX_NUMBER = 1e15

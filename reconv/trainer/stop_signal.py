@@ -13,7 +13,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from reconv.io.stop_signals import handled_stop_signals
+from reconv.core.stop_signals import handled_stop_signals
 
 
 class StopSignal:

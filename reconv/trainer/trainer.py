@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from reconv.batch import Batch
-from reconv.checkpoint.best_checkpoint import best_evaluation
+from reconv.checkpoint.best import best_evaluation
+from reconv.core.batch import Batch
+from reconv.core.errors import ExitCode, PreemptedError, ReconvError
+from reconv.core.stop_signals import signal_name
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import ExitCode, PreemptedError, ReconvError
-from reconv.inference.evaluate import EvaluationStopped
-from reconv.io.stop_signals import signal_name
 from reconv.logging.clock import RunClock
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
-from reconv.trainer.callbacks import TrainerCallback
+from reconv.tasks.evaluation import EvaluationStopped
+from reconv.trainer.callback import TrainerCallback
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile

@@ -21,54 +21,55 @@ from typing import Any
 
 import torch
 
-from reconv import __version__
+from reconv.build.code import code_digests, describe_changed_code, describe_python_objects
+from reconv.build.data_context import DataFingerprintLogger, DataWaitLogger, open_data_context
+from reconv.build.init_weights import check_init
+from reconv.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
+from reconv.build.network import build_graph_capture
+from reconv.build.task_builder import build_loss, check_class_weights, check_metric
+from reconv.build.teacher import read_teacher
+from reconv.build.train_state import TrainState, build_train_state, build_train_step
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, read_identity, write_identity
 from reconv.checkpoint.store import folder_name
-from reconv.custom_code import code_errors
+from reconv.cluster.environment_checks import untested_note
+from reconv.core.custom_code import code_errors
+from reconv.core.errors import ExitCode, PreemptedError, ReconvError, UsageError
+from reconv.core.machine import Machine, usable_cores
+from reconv.core.version import __version__
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.data.stage_timing import StageTimes
-from reconv.environment_checks import untested_note
-from reconv.errors import ExitCode, PreemptedError, ReconvError, UsageError
-from reconv.io.atomic import remove_temporaries, write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.event_log import EventFile, read_event_file
 from reconv.logging.events import AttemptStarted, Event
 from reconv.logging.phases import Phase
+from reconv.logging.run_dir import RunDir
 from reconv.logging.run_logger import RunLogger, open_run_logger
-from reconv.machine import Machine, usable_cores
 from reconv.precision import check_precision
+from reconv.recipe.load.identity import recipe_digest
 from reconv.recipe.loader import Override, dump
-from reconv.recipe.recipe_identity import recipe_digest
 from reconv.report.summary import read_summary
-from reconv.trainer.build.code import code_digests, describe_changed_code, describe_python_objects
-from reconv.trainer.build.data_context import DataFingerprintLogger, DataWaitLogger, open_data_context
-from reconv.trainer.build.init_weights import check_init
-from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
-from reconv.trainer.build.network import build_graph_capture
-from reconv.trainer.build.task_builder import build_loss, check_class_weights, check_metric
-from reconv.trainer.build.teacher import read_teacher
-from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
-from reconv.trainer.callbacks import TrainerCallback
-from reconv.trainer.checkpoint_average import CheckpointAveraging
+from reconv.storage.files import remove_temporaries, write_atomic
+from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.checkpoint_average import CheckpointAveraging
+from reconv.trainer.callbacks.custom import CustomCallbacks, check_callbacks
+from reconv.trainer.callbacks.early_stopping import EarlyStopping
+from reconv.trainer.callbacks.live_report import LiveReport
+from reconv.trainer.callbacks.mirror_requests import MirrorRequests
+from reconv.trainer.callbacks.nan_guard import NanGuard
+from reconv.trainer.callbacks.profiler import StepProfiler, check_profile_range
+from reconv.trainer.callbacks.report_images import ReportImages
+from reconv.trainer.callbacks.unfreeze import UnfreezeBackbone
 from reconv.trainer.checkpointer import Checkpointer
-from reconv.trainer.custom_callbacks import CustomCallbacks, check_callbacks
-from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.evaluator import Evaluator
-from reconv.trainer.live_report import LiveReport
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.micro_batch import choose_micro_batch
-from reconv.trainer.mirror_requests import MirrorRequests
-from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.prepare_run import PreparedRun, prepare_run
-from reconv.trainer.profiler import StepProfiler, check_profile_range
 from reconv.trainer.progress import Counters, ProgressLogger
-from reconv.trainer.report_images import ReportImages
 from reconv.trainer.resume import (
     ExistingRun,
     create_run_dir,
@@ -80,7 +81,6 @@ from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_after import StopAfter
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.trainer import Trainer
-from reconv.trainer.unfreeze import UnfreezeBackbone
 
 _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 

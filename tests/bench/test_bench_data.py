@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reconv.bench.bench_data import BATCH, _baseline_batches, _cpu_s, _mean_difference, _our_batches, bench_data
-from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.data import BATCH, _baseline_batches, _cpu_s, _mean_difference, _our_batches, bench_data
 from reconv.bench.data_paths import open_data_paths
+from reconv.bench.run import bench_args, open_bench_run
 from reconv.cli import main
+from reconv.core.errors import UsageError
 from reconv.data.decode.native import choose_decoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker
-from reconv.errors import UsageError
 from reconv.trainer.prepare_run import PreparedRun
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.bench.baselines import TrainBaseline
-from reconv.bench.bench_infer import BATCHES, bench_infer, open_network
+from reconv.bench.infer import BATCHES, bench_infer, open_network
 from reconv.bench.inference_baselines import InferenceBaseline, inference_baselines
+from reconv.build.load_model import read_saved_model
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.inference.backends.captured_network import FusedInference
+from reconv.inference.backends.fold import fold_batch_norms
 from reconv.inference.backends.folded_network import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
-from reconv.inference.fold import fold_batch_norms
-from reconv.inference.load_model import read_saved_model
 from reconv.models import build_model
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
-from reconv.bench.bench_predict import open_images
-from reconv.bench.bench_train import bench_train
+from reconv.bench.predict import open_images
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
 from reconv.cli import main
 from reconv.inference.image_input import ImageFile
 

@@ -8,11 +8,11 @@ import pytest
 from ranks import in_ranks
 
 from reconv.bench.baselines import TrainBaseline
-from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
 from reconv.cli import main
 from reconv.cli.bench_output import train_lines
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan

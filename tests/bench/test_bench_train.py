@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from reconv.bench.baselines import BaselineStep, TrainBaseline, classification_loss, find_baselines
-from reconv.bench.bench_run import Input, bench_args, open_bench_run
-from reconv.bench.bench_train import bench_train
+from reconv.bench.run import Input, bench_args, open_bench_run
 from reconv.bench.timing import TimingConfig
+from reconv.bench.train import bench_train
+from reconv.build.task_builder import check_metric
 from reconv.cli import main
+from reconv.core.errors import UsageError
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import open_device
-from reconv.errors import UsageError
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
-from reconv.trainer.build.task_builder import check_metric
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.prepare_run import PreparedRun
 

@@ -13,17 +13,17 @@ from torch import nn
 
 from benchmarks.throughput import Task, find_baseline
 from reconv.bench.baselines import compare, detection_loss, find_baselines
-from reconv.bench.bench_run import bench_args, no_log, open_bench_run
 from reconv.bench.inference_baselines import inference_baselines
+from reconv.bench.run import bench_args, no_log, open_bench_run
 from reconv.bench.ssd_baseline import SSD300
 from reconv.bench.timing import TimingConfig
+from reconv.build.loaders import build_train_loader
+from reconv.build.task_builder import build_anchors, build_detection
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.models import build_model
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import Override
 from reconv.tasks.detection import ssd_losses
-from reconv.trainer.build.loaders import build_train_loader
-from reconv.trainer.build.task_builder import build_anchors, build_detection
 
 NAMES = ["torchvision resnet34 SSD channels_last", "torchvision resnet34 SSD channels_last compiled"]
 NUM_ANCHORS = 8732

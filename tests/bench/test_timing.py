@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.batch import Batch
 from reconv.bench.timing import MAX_STEPS, PARTS, StepTimer, TimingConfig, Timings, measure, percentile
+from reconv.core.batch import Batch
 from reconv.device import Cpu
 
 

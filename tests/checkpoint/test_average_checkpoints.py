@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights
-from reconv.errors import CheckpointError, UsageError
+from reconv.checkpoint.average import average_checkpoints, exponential_weights
+from reconv.core.errors import CheckpointError, UsageError
 
 
 def network(num_classes: int = 4) -> nn.Module:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from checkpoint_examples import save, start_run
 
-from reconv.checkpoint.best_checkpoint import BestCheckpoint, best_evaluation, read_best, write_best
+from reconv.checkpoint.best import BestCheckpoint, best_evaluation, read_best, write_best
 from reconv.checkpoint.locate import locate
-from reconv.checkpoint.run_dir import RunDir
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
+from reconv.logging.run_dir import RunDir
 
 
 def test_best_is_read_back_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from checkpoint_examples import state
 
-from reconv.checkpoint.checkpoint_state import check_state
-from reconv.errors import CheckpointError, ExitCode
+from reconv.checkpoint.state import check_state
+from reconv.core.errors import CheckpointError, ExitCode
 
 FOLDER = Path("run/checkpoints/step-000000020")
 EVALUATION = {"step": 20, "weights": "raw", "metrics": {"top1": 0.5}}

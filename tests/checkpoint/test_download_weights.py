@@ -15,9 +15,9 @@ from file_server import FileServer, serve
 
 from reconv.checkpoint import download_weights as room
 from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights, is_remote
-from reconv.errors import CheckpointError, ExitCode, ResourceError, UsageError
-from reconv.io.cache import cache_dir
+from reconv.core.errors import CheckpointError, ExitCode, ResourceError, UsageError
 from reconv.models import model_names
+from reconv.storage.cache import cache_dir
 
 BODY = os.urandom(200_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from reconv.checkpoint.load_weights import compare_weights, load_weights, read_weights
-from reconv.errors import CheckpointError, ExitCode
+from reconv.core.errors import CheckpointError, ExitCode
 from reconv.models import build_model
 
 FIXTURES = Path(__file__).parent / "interop/fixtures/tensorflow"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from checkpoint_examples import save, start_run
 
-from reconv.checkpoint.best_checkpoint import BestCheckpoint, write_best
+from reconv.checkpoint.best import BestCheckpoint, write_best
 from reconv.checkpoint.load_weights import read_weights
 from reconv.checkpoint.locate import find_run, locate, read_located
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, open_store
-from reconv.errors import CheckpointError, ExitCode
-from reconv.io.atomic import FileSystem
+from reconv.core.errors import CheckpointError, ExitCode
+from reconv.logging.run_dir import RunDir
+from reconv.storage.files import FileSystem
 
 
 def test_a_run_directory_resolves_to_its_newest_valid_checkpoint(tmp_path: Path) -> None:

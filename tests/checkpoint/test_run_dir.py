@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from checkpoint_examples import start_run
 
-from reconv.checkpoint.run_dir import RunDir
-from reconv.errors import ExitCode, ResourceError, RunLockedError, UsageError
-from reconv.io.atomic import FileSystem
+from reconv.core.errors import ExitCode, ResourceError, RunLockedError, UsageError
+from reconv.logging.run_dir import RunDir
+from reconv.storage.files import FileSystem
 
 
 def finish(run: RunDir, **summary: object) -> None:

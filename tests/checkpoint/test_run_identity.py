@@ -13,7 +13,7 @@ from reconv.checkpoint import manifest
 from reconv.checkpoint.locate import locate
 from reconv.checkpoint.run_identity import read_identity, write_identity
 from reconv.checkpoint.store import MisplacedCheckpointError, open_store
-from reconv.errors import CheckpointError, ExitCode
+from reconv.core.errors import CheckpointError, ExitCode
 
 
 def test_run_id_recipe_and_step_are_in_the_manifest_and_the_state(tmp_path: Path) -> None:

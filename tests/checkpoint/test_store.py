@@ -17,9 +17,9 @@ from reconv import __version__
 from reconv.checkpoint import manifest
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint
-from reconv.errors import CheckpointError, ExitCode
-from reconv.io import transient
-from reconv.io.atomic import FileSystem
+from reconv.core.errors import CheckpointError, ExitCode
+from reconv.storage import transient
+from reconv.storage.files import FileSystem
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
 

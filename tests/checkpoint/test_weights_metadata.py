@@ -12,7 +12,7 @@ import torch
 
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import KEY, MAX_BYTES, WeightsMetadata, read_metadata, to_header
-from reconv.errors import CheckpointError, ExitCode
+from reconv.core.errors import CheckpointError, ExitCode
 from reconv.recipe.loader import load
 from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe

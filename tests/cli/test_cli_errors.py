@@ -17,7 +17,7 @@ import torch
 
 import reconv.cli as cli
 from reconv.cli.options import Command, bind_bare_json
-from reconv.errors import DataError, ExitCode, ReconvError
+from reconv.core.errors import DataError, ExitCode, ReconvError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reconv.cli import main
-from reconv.cli.recipes import flatten, layout
+from reconv.cli.commands.recipes import flatten, layout
 from reconv.recipe.field_reference import field_names
 from reconv.recipe.loader import load
 from reconv.recipe.presets import preset_names, recommended_presets

@@ -31,9 +31,10 @@ from foreign_folders import (
 from PIL import Image
 
 import reconv
-from reconv.checkpoint.mirror import run_lease, run_mirror
-from reconv.custom_code import CodeConsent, OtherCodeError
-from reconv.errors import ExitCode
+from reconv.checkpoint.mirror import lease as run_lease
+from reconv.checkpoint.mirror import upload as run_mirror
+from reconv.core.custom_code import CodeConsent, OtherCodeError
+from reconv.core.errors import ExitCode
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_loader import LoadSettings, ModelLoader, with_consents
 from reconv.serve.models import ServedModel

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from foreign_folders import OWNED, change_run, checkpoints, copy_of, run_command, train_run, trap, write_files
 
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 
 ADDRESSES = {
     "model.init": "https://198.51.100.7/weights.pth",

@@ -12,10 +12,10 @@ from PIL import Image
 
 from reconv.cli import main
 from reconv.cli.options import print_note
-from reconv.errors import DataError, RemoteRankError, one_of
+from reconv.core.errors import DataError, RemoteRankError, one_of
+from reconv.core.text import printable, printable_lines
 from reconv.logging.console import make_console
 from reconv.logging.events import BadImageSkipped, Event, LogMessage, RunPlanned
-from reconv.printable import printable, printable_lines
 from reconv.report.markup import el
 
 NAMES = ("evil\x1b[2J", "good\u202eclass", "größe 漢字 👩‍🔬")

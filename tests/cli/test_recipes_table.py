@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reconv.cli.recipes import fit
+from reconv.cli.commands.recipes import fit
 
 TABLE = [
     ["recipe", "network", "length", "batch", "published", "measured by us", "published by"],

@@ -10,9 +10,10 @@ import pytest
 from own_code import Net
 
 import reconv
-from reconv import cli, custom_code
+from reconv import cli
 from reconv.cli import options
-from reconv.errors import ExitCode
+from reconv.core import custom_code
+from reconv.core.errors import ExitCode
 
 CODE = "from own_code import Net\nfrom pathlib import Path\nPath('imported').touch()\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_examples import cifar_layout, encode, noise
+from data_examples import cifar_layout, write_image_tree
 from detection_data import write_small_coco
 
 from reconv.data.decode import native
@@ -17,19 +17,8 @@ from reconv.data.decode import native
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """An image tree: 3 classes, 11 training and 5 validation images of different sizes, PNG and JPEG."""
-    root = tmp_path / "tree"
-    number = 0
-    for split, counts in (("train", (4, 4, 3)), ("val", (2, 2, 1))):
-        for name, count in zip(("ant", "bee", "cat"), counts, strict=True):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for _ in range(count):
-                pixels = noise(40 + number, 70 - 2 * number, 3, number)
-                ending, form = (("JPEG", "JPEG"), ("png", "PNG"))[number % 2]
-                (folder / f"{number:03}.{ending}").write_bytes(encode(pixels, form))
-                number += 1
-    return root
+    """An image tree: 3 classes, 11 training and 5 validation images."""
+    return write_image_tree(tmp_path / "tree")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from file_server import FileServer, serve
 
 from reconv.cli import main, reconv
+from reconv.core.errors import DataError, ExitCode, ResourceError, UsageError
 from reconv.data.download_dataset import (
     DATASETS,
     Archive,
@@ -26,8 +27,7 @@ from reconv.data.download_dataset import (
     fetch_archives,
 )
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import DataError, ExitCode, ResourceError, UsageError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconv.core.errors import DataError
 from reconv.data.sampler import SHUFFLE_RUN, BalancedSampler, Sampler, windowed_permutation
-from reconv.errors import DataError
 
 
 @given(

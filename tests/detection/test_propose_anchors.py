@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
-from reconv.recipe.detection_fields import AnchorConfig
+from reconv.recipe.parts.detection import AnchorConfig
 from reconv.recipe.schema import Recipe
 
 DEFAULT = AnchorConfig()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from reconv.core.errors import UsageError
 from reconv.device.affinity import cpu_affinity, numa_cpus, parse_cpu_list, rank_cpus
-from reconv.errors import UsageError
 
 
 @pytest.mark.parametrize(("allowed", "local_world_size", "shares"), [

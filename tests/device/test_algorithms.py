@@ -9,11 +9,11 @@ from typing import Literal
 import pytest
 import torch
 
+from reconv.core.errors import RecipeError
 from reconv.device import Cpu, configure_algorithms, without_cudnn_benchmark
-from reconv.errors import RecipeError
-from reconv.recipe.engine_fields import EngineConfig
+from reconv.recipe.load.unused import unused_options
 from reconv.recipe.loader import load
-from reconv.recipe.unused import unused_options
+from reconv.recipe.parts.engine import EngineConfig
 
 
 class FakeDevice(Cpu):

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from reconv.core.errors import UsageError
 from reconv.device import is_out_of_memory, open_device
-from reconv.errors import UsageError
 
 
 def test_cpu_moves_copies_and_counts_memory() -> None:

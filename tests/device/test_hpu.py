@@ -14,11 +14,11 @@ from ranks import in_ranks
 
 import reconv
 from reconv.checkpoint.store import CheckpointStore
+from reconv.core.errors import UsageError
 from reconv.device import device_kind, open_device
-from reconv.errors import UsageError
 from reconv.optim import build_optimizer
 from reconv.precision.accumulate import accumulate_dtype
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
 SHORT = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv._compat import gpu_jpeg_decoder, release_numbers
+from reconv.core.compat import gpu_jpeg_decoder, release_numbers
+from reconv.core.errors import ExitCode, UsageError
 from reconv.device.nvjpeg import NvJpegDecoder
-from reconv.errors import ExitCode, UsageError
 
 
 def test_a_missing_decoder_is_reported_with_the_package_that_fits_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:

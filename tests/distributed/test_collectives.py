@@ -14,14 +14,14 @@ import torch.distributed as dist
 from ranks import in_ranks
 from torch.distributed import distributed_c10d
 
+from reconv.core.errors import DataError, RankLostError, RemoteRankError
 from reconv.data.decode.native import NativeSupport
 from reconv.data.pipeline.bad_samples import BadSample
 from reconv.distributed import collectives
 from reconv.distributed.collectives import decode, encode
 from reconv.distributed.process_group import open_process_group
-from reconv.errors import DataError, RankLostError, RemoteRankError
+from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import load
-from reconv.recipe.resolved import Resolved
 
 VALUES = [
     None,
@@ -92,8 +92,8 @@ def _framed(text: str) -> bytes:
         _framed("{"),
         _framed("[" * 100_000),
         _framed('{"class": ["os:system", {"x": 1}]}'),
-        _framed('{"class": ["reconv.checkpoint.run_dir:RunDir", {"path": "x", "files": 1}]}'),
-        _framed('{"named": ["reconv.checkpoint.run_dir:RunDir", ["x"]]}'),
+        _framed('{"class": ["reconv.logging.run_dir:RunDir", {"path": "x", "files": 1}]}'),
+        _framed('{"named": ["reconv.logging.run_dir:RunDir", ["x"]]}'),
         _framed('{"section": ["reconv.recipe.schema:Recipe", {"name": "x"}, []]}'),
         _framed('{"array": ["|O8", [1], [0, 8]]}') + b"\0" * 8,
         _framed('{"array": ["<f8", [1000000000000], [0, 8]]}') + b"\0" * 8,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from reconv.core.errors import UsageError
 from reconv.distributed.environment import LaunchEnv, first_node, read_launch_env, requested_backend
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import UsageError
 
 TORCHRUN = {
     "RANK": "5",

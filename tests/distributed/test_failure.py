@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from reconv.core.errors import DataError, ExitCode, RankLostError, ReconvError, RemoteRankError
 from reconv.distributed import failure
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.failure import FailureMonitor, RankState, choose_failure
 from reconv.distributed.heartbeat import Beat, Heartbeat, PeerStatus
-from reconv.errors import DataError, ExitCode, RankLostError, ReconvError, RemoteRankError
 
 TIMEOUT_S = 0.2
 

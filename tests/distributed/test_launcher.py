@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from reconv.core.errors import DataError, ExitCode, RankLostError, RemoteRankError
 from reconv.distributed.environment import read_launch_env
 from reconv.distributed.launcher import forward_signals_during, launch
-from reconv.errors import DataError, ExitCode, RankLostError, RemoteRankError
 
 
 def run_rank(rank1: str) -> tuple[int, int]:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from reconv.core.errors import UsageError
 from reconv.distributed.nic import VARIABLES, choose_nic, find_nic, interface_addresses
-from reconv.errors import UsageError
 
 INTERFACES = {"lo": "127.0.0.1", "eth0": "10.1.2.3", "ib0": "192.168.7.9", "down0": None}
 

@@ -13,14 +13,14 @@ import pytest
 from ranks import environment, free_port, in_ranks
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from reconv.core import wait
+from reconv.core.errors import ExitCode, RankLostError, UsageError
 from reconv.distributed import rank_store as rendezvous
 from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.environment import LaunchEnv, read_launch_env
 from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.process_group import open_process_group
 from reconv.distributed.rank_store import Signer, open_store
-from reconv.errors import ExitCode, RankLostError, UsageError
-from reconv.io import wait
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from rank_commands import command_in_ranks, run_command
 
+from reconv.core.errors import RunLockedError
 from reconv.data.inspect.examine import ExaminedSample, RejectedSample, decode_examined, encode_examined
 from reconv.distributed.shared_work import part_size
-from reconv.errors import RunLockedError
-from reconv.io.work_journal import WorkJournal
+from reconv.storage.work_journal import WorkJournal
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.store import CheckpointStore
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.events import Event, LogMessage, TrainProgress
 
 SHRUNK = {

@@ -33,8 +33,8 @@ from store_training import (
 )
 
 from reconv.checkpoint import manifest
-from reconv.io.object_store.object_store import open_object_store
-from reconv.io.object_store.store_errors import AccessDeniedError, ChangedObjectError, MissingObjectError
+from reconv.storage.object_stores.errors import AccessDeniedError, ChangedObjectError, MissingObjectError
+from reconv.storage.object_stores.store import open_object_store
 
 FAULTS = {"503": 0.1, "cut": 0.1, "truncated": 0.1, "slow": 0.05}
 # Azurite's own account, which is published in its documentation.

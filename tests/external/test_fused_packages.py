@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
 from reconv.kernels.trace_kernels import trace_kernels

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from store_training import read_object, s3_variables, wait_for
 
-from reconv.io.object_store.object_store import open_object_store
+from reconv.storage.object_stores.store import open_object_store
 
 RECONV = [sys.executable, "-m", "reconv"]
 LIMIT_S = 240

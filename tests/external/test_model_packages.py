@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.batch import Batch
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
-from reconv.errors import PreemptedError, UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import PreemptedError, UsageError
 from reconv.logging.events import Event, TrainProgress
+from reconv.logging.run_dir import RunDir
 from reconv.models import build_model
 from reconv.models.external import check_image_sizes, native_size
 from reconv.models.layers.batch_norm import LayerState

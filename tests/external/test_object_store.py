@@ -29,7 +29,7 @@ from store_training import (
 )
 
 from reconv.checkpoint import manifest
-from reconv.io.object_store.object_store import open_object_store
+from reconv.storage.object_stores.store import open_object_store
 
 FAULTS = {"503": 0.1, "cut": 0.1, "truncated": 0.1, "slow": 0.05}
 

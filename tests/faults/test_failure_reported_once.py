@@ -11,9 +11,9 @@ import pytest
 from ranks import environment, in_ranks, start
 
 from reconv.cli import main
+from reconv.core.errors import DataError, DivergedError, ExitCode, ReconvError, UsageError
 from reconv.distributed.failure import report_failures
 from reconv.distributed.process_group import open_process_group
-from reconv.errors import DataError, DivergedError, ExitCode, ReconvError, UsageError
 
 LIMIT_S = 60
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 
 LIMIT_S = 120
 SETTINGS = ["length=100000step", "schedule.warmup=0ep", "save.every=90000step", "evaluate.every=off"]

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from reconv.checkpoint.manifest import PARALLEL_BYTES
 from reconv.checkpoint.store import CheckpointStore
-from reconv.errors import ExitCode, ResourceError, UnreadableRunError
-from reconv.io import transient
-from reconv.io.atomic import FileSystem
+from reconv.core.errors import ExitCode, ResourceError, UnreadableRunError
+from reconv.storage import transient
+from reconv.storage.files import FileSystem
 
 OLD, NEW = 100, 200
 NUM_SAVE_CALLS = 19  # claim; create, write, sync of five files; sync folder; rename; sync folder

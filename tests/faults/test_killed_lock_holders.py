@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from reconv.checkpoint.run_dir import RunDir
-from reconv.errors import RunLockedError
+from reconv.core.errors import RunLockedError
+from reconv.logging.run_dir import RunDir
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from reconv.checkpoint.run_dir import RunDir
+from reconv.logging.run_dir import RunDir
 
 lock = RunDir(Path(sys.argv[1])).lock()
 # A forked child prints its own pid: only once it runs has it released the lock.

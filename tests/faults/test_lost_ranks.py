@@ -15,10 +15,11 @@ from PIL import Image
 from ranks import start
 
 import reconv
-from reconv.distributed import connecting, distributed_group
+from reconv.core.errors import ExitCode, RankLostError, ReconvError
+from reconv.distributed import connecting
+from reconv.distributed import torch_group as distributed_group
 from reconv.distributed.failure import report_failures
 from reconv.distributed.process_group import open_process_group
-from reconv.errors import ExitCode, RankLostError, ReconvError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import RunEnded
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import reconv
+from reconv.core.errors import DataError, ExitCode, ResourceError, UnreadableDataError
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.storage.data_errors import unreadable
-from reconv.errors import DataError, ExitCode, ResourceError, UnreadableDataError
 from reconv.logging.events import Event, TrainProgress
 from reconv.recipe.loader import load
+from reconv.storage.data_errors import unreadable
 
 OVERRIDES = [
     ("length", "6step", "test"),

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.errors import ExitCode, RecipeError, RemoteRankError
+from reconv.core.errors import ExitCode, RecipeError, RemoteRankError
 
 SETTINGS = {
     "length": "30step",

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import open_store
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
+from reconv.logging.run_dir import RunDir
 
 LIMIT_S = 60
 SETTINGS = ["length=100000step", "schedule.warmup=0ep", "save.every=90000step", "evaluate.every=off"]

@@ -16,14 +16,14 @@ from checkpoint_examples import change_state, sign
 from ranks import start
 
 import reconv
-from reconv.checkpoint.best_checkpoint import read_best
+from reconv.checkpoint.best import read_best
 from reconv.checkpoint.locate import locate
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import open_store
-from reconv.errors import CheckpointError, ExitCode, RecipeError
+from reconv.core.errors import CheckpointError, ExitCode, RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import LogMessage
-from reconv.trainer.checkpoint_average import average
+from reconv.logging.run_dir import RunDir
+from reconv.trainer.callbacks.checkpoint_average import average
 
 SETTINGS = {
     "length": "9step",

@@ -22,25 +22,25 @@ from malicious_cases import Context
 from malicious_runs import tensorflow_table
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.checkpoint_state import check_state
 from reconv.checkpoint.interop.tensorflow import read_tensorflow
 from reconv.checkpoint.load_weights import read_weights
+from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import STATE, CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
+from reconv.core.errors import DataError, ReconvError
 from reconv.data.inspect.check import check
 from reconv.data.inspect.lenient_open import SPLITS
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detection.box_tfrecord import records_have_boxes
-from reconv.data.readers.shards.shard_index import _shards_key
+from reconv.data.readers.shards.index import _shards_key
 from reconv.data.readers.shards.tfrecord_format import write_records
-from reconv.errors import DataError, ReconvError
 from reconv.logging.json_lines import CHECKSUM, add_checksum
-from reconv.recipe.data_fields import DataConfig
 from reconv.recipe.loader import load
+from reconv.recipe.parts.data import DataConfig
 from reconv.report.html import render
+from reconv.serve.http.protocol import parse_infer
+from reconv.serve.http.request_images import split_body
 from reconv.serve.limits import ApiError
-from reconv.serve.protocol import parse_infer
-from reconv.serve.request_images import split_body
 
 TARGETS: dict[str, Target] = {}
 _MAX_IMAGES = 16

@@ -12,7 +12,7 @@ from fuzz_mutator import mutate
 from fuzz_runner import CORPUS, Result, Target, corpus, fuzz
 from fuzz_targets import TARGETS
 
-from reconv.errors import DataError, ReconvError
+from reconv.core.errors import DataError, ReconvError
 
 NUM_MUTATIONS = 12
 

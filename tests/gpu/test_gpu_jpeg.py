@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.run import bench_args, open_bench_run
+from reconv.build.data_context import open_data_context
+from reconv.build.loaders import build_eval_loader, build_train_loader
 from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.kernels.ops.crop import crop, crop_reference
-from reconv.trainer.build.data_context import open_data_context
-from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
 from reconv.trainer.prepare_run import PreparedRun
 
 NUM_IMAGES, BATCH = 64, 32

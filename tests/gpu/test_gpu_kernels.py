@@ -27,7 +27,7 @@ from gpu_tensors import (
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.data.transforms.mixup import (
     CUTMIX_BOXES,
@@ -68,7 +68,7 @@ from reconv.kernels.window import STEM_KERNELS, STEM_WINDOWS, PoolWindow
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.conv import SameMaxPool2d
 from reconv.models.layers.dropout import Dropout
-from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig
+from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig
 from reconv.tasks.detection import MatchConfig, ssd_losses
 
 NORM_SHAPES = (  # channels, side

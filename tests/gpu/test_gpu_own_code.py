@@ -9,8 +9,8 @@ import safetensors.torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
+from reconv.logging.run_dir import RunDir
 
 OWN = {
     "model.name": "own_code:Net",

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from reconv.bench.bench_infer import open_network
+from reconv.bench.infer import open_network
+from reconv.core.errors import UsageError
 from reconv.device.nvjpeg import NvJpegDecoder
-from reconv.errors import UsageError
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager_backend import EagerBackend
+from reconv.inference.backends.eager import EagerBackend
 from reconv.inference.backends.outputs import largest_difference
 from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_reader import ImageReader

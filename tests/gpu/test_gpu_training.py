@@ -13,18 +13,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from reconv.batch import Batch
-from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.run import bench_args, open_bench_run
 from reconv.bench.timing import StepTimer
+from reconv.build.loaders import build_eval_loader, build_train_loader
+from reconv.build.network import build_graph_capture
+from reconv.build.train_state import build_train_state, build_train_step
+from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.device import open_device
 from reconv.logging.events import EvalFinished, Event, LogMessage
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
-from reconv.trainer.build.network import build_graph_capture
-from reconv.trainer.build.train_state import build_train_state, build_train_step
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.training_run import TrainingRun
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reconv
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.inference.activation_map import activation_image, activation_maps
 from reconv.models import build_model, init_weights
 

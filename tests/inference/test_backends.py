@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from reconv.bench.bench_infer import open_network
-from reconv.errors import UsageError
+from reconv.bench.infer import open_network
+from reconv.core.errors import UsageError
 from reconv.inference.backends import choose
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager_backend import EagerBackend
-from reconv.inference.backends.folded_backend import FoldedBackend
-from reconv.inference.backends.fused_backend import FusedBackend, graph_batch
+from reconv.inference.backends.eager import EagerBackend
+from reconv.inference.backends.folded import FoldedBackend
+from reconv.inference.backends.fused import FusedBackend, graph_batch
 from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.predictor import Predictor
@@ -61,7 +61,7 @@ def fused_backend(loaded: LoadedNetwork) -> FusedBackend:
 @pytest.mark.parametrize("tta", ["none", "flip"])
 def test_fused_graphs_pad_and_split_batches_of_any_size(tta: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr("reconv.inference.backends.fused_backend.MAX_BATCH", 8)
+    monkeypatch.setattr("reconv.inference.backends.fused.MAX_BATCH", 8)
     loaded = load_network(evaluate__tta=tta)
     eager, fused = EagerBackend(loaded.recipe, loaded.network), fused_backend(loaded)
     sizes = (3, 1, 5, 8 + 2)
@@ -136,7 +136,7 @@ class WrongBackend(FoldedBackend):
 
 def test_a_backend_that_differs_from_eager_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, said = load_network(), list[str]()
-    monkeypatch.setattr("reconv.inference.backends.folded_backend.FoldedBackend", WrongBackend)
+    monkeypatch.setattr("reconv.inference.backends.folded.FoldedBackend", WrongBackend)
     assert choose_backend(loaded, "auto", "auto", said.append).name == "eager"
     assert len(said) == 1 and "differ by 0.01 of the largest, more than 0.001 in fp32" in said[0]
     with pytest.raises(UsageError, match="folded is not equal to eager"):

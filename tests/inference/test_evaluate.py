@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
-from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
+from reconv.core.batch import Batch
+from reconv.tasks.evaluation import EvaluationStopped, InferenceStep, evaluate
 
 
 class CountingMetrics:

@@ -13,7 +13,7 @@ from ranks import in_ranks
 import reconv
 from reconv.api import EvalResult
 from reconv.checkpoint.safetensors_bytes import encode
-from reconv.errors import CheckpointError, ResourceError, UsageError
+from reconv.core.errors import CheckpointError, ResourceError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished
 

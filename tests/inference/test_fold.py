@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.fold import fold_batch_norms
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import BatchNormAct2d
 

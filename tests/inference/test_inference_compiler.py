@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from reconv.inference.compiler import compile_inference
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.compiler import compile_inference
+from reconv.inference.backends.fold import fold_batch_norms
 from reconv.kernels.ops.conv_bias_act import conv_bias_act
 from reconv.kernels.ops.pointwise import concat, gate_add_act, global_avg_pool, max_pool
 from reconv.models import build_model, init_weights

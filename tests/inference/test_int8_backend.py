@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.readers.digits import open_digits
 from reconv.device import cpu_features
-from reconv.errors import DataError, UsageError
-from reconv.inference.backends.int8_backend import check_amx, judge_classes
+from reconv.inference.backends.int8 import check_amx, judge_classes
 from reconv.inference.calibration import HeldOutImages
 from reconv.inference.predictor import LoadOptions, Predictor
 
@@ -104,8 +104,8 @@ def test_int8_is_refused_where_it_cannot_run(classifier: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="no int8 instructions"):
         Predictor.load(classifier, device="cpu", precision="int8")
     monkeypatch.undo()
-    monkeypatch.setattr("reconv.inference.backends.int8_backend.reports_amx", lambda: True)
-    monkeypatch.setattr("reconv.inference.backends.int8_backend._TRY_INT8", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr("reconv.inference.backends.int8.reports_amx", lambda: True)
+    monkeypatch.setattr("reconv.inference.backends.int8._TRY_INT8", "import os; os.kill(os.getpid(), 4)")
     with pytest.raises(UsageError, match="cannot compute in int8") as caught:
         Predictor.load(classifier, device="cpu", precision="int8")
     assert "AMX" in caught.value.why
@@ -114,8 +114,8 @@ def test_int8_is_refused_where_it_cannot_run(classifier: Path, monkeypatch: pyte
 def test_int8_is_tried_with_the_onnxruntime_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError")  # the one of the environment, but not of sys.path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("reconv.inference.backends.int8_backend.reports_amx", lambda: True)
-    monkeypatch.setattr("reconv.inference.backends.int8_backend._TRY_INT8", "import onnxruntime")
+    monkeypatch.setattr("reconv.inference.backends.int8.reports_amx", lambda: True)
+    monkeypatch.setattr("reconv.inference.backends.int8._TRY_INT8", "import onnxruntime")
     check_amx()
 
 

@@ -8,16 +8,16 @@ import safetensors.torch
 from PIL import Image
 
 import reconv
+from reconv.build.load_model import _read_recipe, read_saved_model
+from reconv.build.published_models import published_model
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import read_header
-from reconv.errors import CheckpointError, ExitCode, UsageError
-from reconv.inference.load_model import _read_recipe, read_saved_model
+from reconv.core.errors import CheckpointError, ExitCode, UsageError
 from reconv.inference.predictor import Predictor
-from reconv.inference.published_models import published_model
 from reconv.models import build_model, model_names
-from reconv.trainer.checkpoint_average import average
+from reconv.trainer.callbacks.checkpoint_average import average
 
 
 def test_a_recipe_of_another_version_is_a_checkpoint_error() -> None:

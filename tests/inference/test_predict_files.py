@@ -14,7 +14,7 @@ from PIL import Image
 
 import reconv
 from reconv.cli import main
-from reconv.errors import DataError, ExitCode, ResourceError, UsageError
+from reconv.core.errors import DataError, ExitCode, ResourceError, UsageError
 
 
 @pytest.fixture

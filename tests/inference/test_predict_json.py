@@ -12,7 +12,7 @@ from data_examples import encode, noise
 
 import reconv
 from reconv.cli import main
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 from reconv.inference.predictor import Predictor
 from reconv.models import build_model
 

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.decode import native
 from reconv.device import Cpu
-from reconv.errors import DataError, UsageError
 from reconv.inference.backends.backend import InferenceBackend
 from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_reader import ImageReader
@@ -27,7 +27,7 @@ from reconv.inference.output_predictions import OutputClasses, Selection, withou
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction
 from reconv.kernels.ops.crop import CropBox, crop_reference
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 
 PREPROCESS = PreprocessConfig(channels=3, size=32, resize=36)
 

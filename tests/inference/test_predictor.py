@@ -11,18 +11,18 @@ import torch
 from PIL import Image
 
 import reconv
+from reconv.build.datasets import open_datasets
+from reconv.build.loaders import build_eval_loader
+from reconv.build.task_builder import build_task
+from reconv.core.errors import CheckpointError, DataError, UsageError
 from reconv.data.readers.digits import open_digits
 from reconv.detection.postprocess import Detections
-from reconv.errors import CheckpointError, DataError, UsageError
-from reconv.inference.evaluate import evaluate
 from reconv.inference.image_input import ImageInput, to_pil
 from reconv.inference.output_predictions import boxes_in_pixels
 from reconv.inference.predictions import DetectedBox, Prediction, PredictionList
 from reconv.inference.predictor import Predictor
 from reconv.tasks.detection import DetectionTask
-from reconv.trainer.build.datasets import open_datasets
-from reconv.trainer.build.loaders import build_eval_loader
-from reconv.trainer.build.task_builder import build_task
+from reconv.tasks.evaluation import evaluate
 
 
 def test_predictions_agree_with_the_metrics_of_evaluation(classifier: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reconv.inference.fold import fold_batch_norms
-from reconv.inference.trace_graph import trace_graph
+from reconv.inference.backends.fold import fold_batch_norms
+from reconv.inference.backends.trace_graph import trace_graph
 from reconv.models import SSDOutput, build_model
 
 SSD = {"backbone": "resnet10", "width": 8, "extra_widths": [16, 16, 8], "boxes_per_cell": [4, 6, 6, 4]}
@@ -68,8 +68,8 @@ def test_a_network_that_looks_at_values_is_refused() -> None:
 
 SCRIPT = """
 import sys, torch
-from reconv.inference.compiler import compile_inference
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.compiler import compile_inference
+from reconv.inference.backends.fold import fold_batch_norms
 from reconv.models import SSDOutput, build_model
 model, num_folded = fold_batch_norms(build_model("resnet10", width=8), (3, 32, 32))
 images = torch.zeros(1, 3, 32, 32).contiguous(memory_format=torch.channels_last)

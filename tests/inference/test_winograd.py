@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.bench.bench_infer import open_network
+from reconv.bench.infer import open_network
 from reconv.inference.backends import winograd, winograd_library
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager_backend import EagerBackend
-from reconv.inference.backends.folded_backend import FoldedBackend
+from reconv.inference.backends.eager import EagerBackend
+from reconv.inference.backends.folded import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.outputs import largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution, is_faster, is_supported, with_winograd

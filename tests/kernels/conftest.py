@@ -13,7 +13,7 @@ from triton import language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from reconv._compat import complete_interpreter, semantic_tensor
+from reconv.core.compat import complete_interpreter, semantic_tensor
 
 complete_interpreter(interpreter)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import generate_anchors
 from reconv.detection.box_ops import cxcywh_to_xyxy

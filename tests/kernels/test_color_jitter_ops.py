@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.color import device_color_params, jitter_on_device
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER, FLIPS
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.ops.color_jitter import jitter_and_normalize, supports
-from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
 HEIGHT, WIDTH = 70, 61  # more pixels than a program sums
 STRONG = ColorJitterConfig(brightness=0.6, contrast=1.5, saturation=2, hue=0.5, implementation="tensorflow")

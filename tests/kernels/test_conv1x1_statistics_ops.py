@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from kernel_cases import as_float64, assert_near, draw, pairwise, parameters
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels import channels_last
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.fuse import fuse

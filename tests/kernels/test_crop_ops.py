@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.data.transforms.host_transforms import eval_crop_box, resize_into
 from reconv.kernels.ops.crop import CropBox, crop, crop_reference
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 
 SIZE = 13  # fills no tile, and makes few exact halves
 

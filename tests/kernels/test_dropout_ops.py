@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.layers import FusedDropout
 from reconv.kernels.jit.launch import trace_launches

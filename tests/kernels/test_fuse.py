@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.jit import launch
 from reconv.kernels.trace_kernels import trace_kernels

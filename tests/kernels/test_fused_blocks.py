@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from triton.runtime.interpreter import InterpretedFunction
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.kernels.fused.sums import DualUse, single

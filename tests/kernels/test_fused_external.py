@@ -15,7 +15,7 @@ from kernel_cases import TOLERANCE, assert_near
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels import block_graph
 from reconv.kernels.block_graph import BlockGraph, trace_block
 from reconv.kernels.fuse import fuse

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.conv1x1 import conv_output, norm_act_conv_output
 from reconv.kernels.fused.ssd import SSDFeatureMaps

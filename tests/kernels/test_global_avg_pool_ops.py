@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.ops import global_avg_pool as ops
 from reconv.kernels.ops.global_avg_pool import global_avg_pool

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.ops.normalize_images import normalize_images
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 LAYOUTS = {
     "planes": lambda images: images,

@@ -11,7 +11,7 @@ from kernel_cases import as_float64, assert_near, norm_as_float64, pairwise, par
 from test_norm_max_pool_ops import plain_pool
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels import channels_last
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.layers import FusedStemConv2d

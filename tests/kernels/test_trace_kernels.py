@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.kernels import triton as device_code
 from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.fused.ssd import SSDFeatureMaps

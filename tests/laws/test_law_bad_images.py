@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import reconv
-from reconv.errors import DataError, ExitCode, PreemptedError
+from reconv.core.errors import DataError, ExitCode, PreemptedError
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress
 

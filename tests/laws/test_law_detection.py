@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import reconv
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.events import Event, TrainProgress
 
 from .conftest import Outcome

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.events import Event, TrainProgress
+from reconv.logging.run_dir import RunDir
 
 SETTINGS = {
     "model.name": "torchvision:tiny",

@@ -9,12 +9,12 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.distributed.sharded_optimizer import shard_owners
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.optim import optimizer as optimizer_module
+from reconv.optim.sharded_optimizer import shard_owners
 from reconv.recipe.loader import load
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 from .conftest import Outcome, Train
 

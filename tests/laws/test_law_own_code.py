@@ -11,7 +11,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.errors import ExitCode, ReconvError
+from reconv.core.errors import ExitCode, ReconvError
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import EvalFinished, ScalarLogged, TrainProgress
 

@@ -9,7 +9,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.models import build_model
@@ -117,7 +117,7 @@ def test_missing_or_unknown_splits_are_an_error_with_a_suggestion(splits: str) -
 def refused(given: list[tuple[str, str, str]]) -> str:
     try:
         reconv.train("quickstart", overrides=given, out=Path.cwd() / "refused")
-    except reconv.errors.ReconvError as error:
+    except reconv.core.errors.ReconvError as error:
         return str(error)
     return ""
 

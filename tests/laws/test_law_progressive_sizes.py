@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, RunPlanned, TrainProgress
 

@@ -11,7 +11,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress
 

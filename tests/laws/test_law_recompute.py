@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.errors import ResourceError
+from reconv.core.errors import ResourceError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import LogMessage, RunPlanned
 from reconv.models.resnet import ResNet

@@ -14,7 +14,7 @@ import torch
 from ranks import in_ranks, start
 
 import reconv
-from reconv.errors import PreemptedError, RecipeError
+from reconv.core.errors import PreemptedError, RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import AttemptStarted, CheckpointSaved, EvalFinished, Event, LogMessage, TrainProgress
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reconv
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, Event, TrainProgress
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from run_example import write_run
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging.console import make_console
 from reconv.logging.event_log import read_events
 from reconv.logging.events import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging.event_log import EventLog, latest_by_step, read_event_file, read_events
 from reconv.logging.events import (
     AttemptStarted,

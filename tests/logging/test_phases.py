@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from reconv.core.machine import Machine, process_age_s
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded, decode, encode
 from reconv.logging.phases import Phase, PhaseTimer, phase_lines, process_start_s
-from reconv.machine import Machine, process_age_s
 
 
 class FakeTime:

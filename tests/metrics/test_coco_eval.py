@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from detection_examples import Case, as_detections, batch_of, image_with, stored_cases, true_boxes
 
-from reconv.errors import ExitCode, UsageError
+from reconv.core.errors import ExitCode, UsageError
 from reconv.metrics import coco_eval
 from reconv.metrics.coco_eval import COCO_METRICS, evaluate_coco, require_coco_eval
-from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.detection import DetectionMetrics
 
 CASES = stored_cases()
 

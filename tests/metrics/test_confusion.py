@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.confusion import Calibration, ConfusionMatrix, analyze_predictions, class_scores, macro_means
-from reconv.metrics.multilabel_metrics import MultilabelMetrics
+from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics, PredictionTable
 
 #         target 0      target 1   target 2     class 3 has no images and is never predicted

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.custom_code import CustomCodeError, provide
-from reconv.errors import UsageError
-from reconv.metrics.custom_metrics import MetricsWithCustom, check_metrics
+from reconv.core.batch import Batch
+from reconv.core.custom_code import CustomCodeError, provide
+from reconv.core.errors import UsageError
+from reconv.metrics.custom import MetricsWithCustom, check_metrics
 from reconv.metrics.topk import ClassificationMetrics
-from reconv.recipe.code_fields import CodeConfig
+from reconv.recipe.parts.code import CodeConfig
 
 NUM, CLASSES = 2500, 4
 OUTPUTS = torch.randn(NUM, CLASSES, generator=torch.Generator().manual_seed(1))

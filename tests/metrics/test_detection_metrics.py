@@ -7,10 +7,11 @@ import math
 import pytest
 from detection_examples import as_detections, batch_of, image_with, stored_cases, true_boxes
 
-from reconv.metrics import coco_eval, detection_metrics
+from reconv.metrics import coco_eval
+from reconv.metrics import detection as detection_metrics
+from reconv.metrics.detection import DetectionMetrics, evaluate_detections
 from reconv.metrics.detection_errors import ERROR_KINDS, SizeRecall, count_error_kinds, recall_by_size
 from reconv.metrics.detection_matches import ImageDetections, match_detections
-from reconv.metrics.detection_metrics import DetectionMetrics, evaluate_detections
 
 LEFT, RIGHT, MIDDLE = (0.0, 0.0, 40.0, 40.0), (50.0, 50.0, 90.0, 90.0), (20.0, 0.0, 60.0, 40.0)
 

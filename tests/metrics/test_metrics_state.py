@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.metrics.custom_metrics import MetricsWithCustom
-from reconv.metrics.metrics_state import decode_state, encode_state
-from reconv.metrics.multilabel_metrics import MultilabelMetrics
+from reconv.core.batch import Batch
+from reconv.metrics.custom import MetricsWithCustom
+from reconv.metrics.multilabel import MultilabelMetrics
+from reconv.metrics.state import decode_state, encode_state
 from reconv.metrics.topk import ClassificationMetrics
-from reconv.recipe.code_fields import CodeConfig
+from reconv.recipe.parts.code import CodeConfig
 from reconv.tasks.task import Metrics
 
 NUM, CLASSES = 60, 7

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reconv.cli import reconv
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.recipe.loader import load
 
 NVIDIA = "python ./main.py --arch resnet50 -c fanin --label-smoothing 0.1 --lr 0.2 /imagenet"

@@ -10,16 +10,16 @@ import pytest
 from flag_examples import COMPANIONS, words_of
 
 from reconv.checkpoint.download_weights import TORCHVISION
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.flags import Flag
 from reconv.migrate.migration import Migration, finish, migrate_command, wanted_recipe
 from reconv.migrate.programs import PROGRAMS
 from reconv.migrate.programs.program import Program
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import OVERRULED
+from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.trainer.lr_schedule import learning_rate
 
 BY_NAME = {program.name: program for program in PROGRAMS}
 REQUIRED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import MAX_CHARACTERS, split_commands
 from reconv.migrate.migration import Migration, migrate_command
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import reconv
+from reconv.cli.commands.train import epochs_text, train
 from reconv.cli.options import parse_settings
-from reconv.cli.train import epochs_text, train
 from reconv.migrate.command_line import split_commands
 from reconv.migrate.migration import Migration, TargetMachine, finish, migrate_command
 from reconv.migrate.new_command import command_words
+from reconv.recipe.load.identity import differences
+from reconv.recipe.load.resolved import fit_to_data
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.recipe_identity import differences
-from reconv.recipe.resolved import fit_to_data
 
 FOLDER = Path(__file__).parent
 LINES = [line.partition(": ") for line in (FOLDER / "vendor_commands.txt").read_text().splitlines() if line[0] != "#"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv import random as keys
+from reconv.core import random as keys
 from reconv.models import init_weights, model_spec
 
 FIXTURES = Path(__file__).parent / "fixtures" / "outputs.json"

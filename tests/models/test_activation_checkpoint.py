@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import checkpointed_forward, choose_stages, storage_id
 from reconv.models.architecture import ReconvModel

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import build_model, model_names, model_spec
 from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, make_activation, same_padding
 from reconv.models.layers.norm import ProxyNorm

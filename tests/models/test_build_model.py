@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import AuxOutput, ReconvModel, build_model, init_weights, stages_of
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.dropout import Dropout, KeyedRandomLayer

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.models import build_model
 from reconv.models.efficientnet import MBConv
 from reconv.models.layers.batch_norm import LayerState

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.models import build_model, init_weights
 from reconv.models.external import check_image_sizes
 from reconv.models.layers.batch_norm import BatchNorm1d, BatchNorm2d, LayerState

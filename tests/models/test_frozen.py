@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.batch import Batch
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.models import build_model, model_names
 from reconv.models.frozen import freeze_except, head_patterns
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reconv.checkpoint.load_weights import load_weights
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import build_model, init_weights, model_spec, stages_of
 from reconv.models.architecture import SSDOutput
 from reconv.models.frozen import freeze_except, head_patterns

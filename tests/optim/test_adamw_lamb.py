@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.optim import LAMB, AdamW, HalfPrecisionOptimizer, Rounding, build_optimizer, decay_groups
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

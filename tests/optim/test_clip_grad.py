@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reconv.models import build_model
 from reconv.optim import ClipGrad, Rounding, build_clip_grad, build_optimizer
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 
 def network() -> nn.Module:

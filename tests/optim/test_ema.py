@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 from reconv.models import build_model
 from reconv.optim import ModelEma
 

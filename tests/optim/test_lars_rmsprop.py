@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reconv.models import build_model
 from reconv.optim import LARS, SGD, RMSprop, build_optimizer, decay_groups
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

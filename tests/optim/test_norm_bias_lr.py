@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.recipe.loader import load
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 
 def network() -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import build_model
 from reconv.optim import decay_groups, norm_biases
 

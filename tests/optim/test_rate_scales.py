@@ -11,8 +11,8 @@ from torch import nn
 
 from reconv.models import build_model
 from reconv.optim import describe_rate_scales, rate_scales
-from reconv.optim.optimizer_factory import build_optimizer
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.optim.factory import build_optimizer
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 OK = torch.tensor(True)
 KINDS: dict[str, dict[str, Any]] = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 from reconv.models import build_model
 from reconv.optim import SGD, build_optimizer, decay_groups
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.core.errors import CheckpointError
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import CheckpointError
 from reconv.optim import HalfPrecisionOptimizer, ModelEma, Rounding, build_optimizer
 from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
-from reconv.recipe.data_fields import DataConfig
-from reconv.recipe.optimizer_fields import OptimizerConfig
-from reconv.recipe.precision_fields import PrecisionConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
+from reconv.recipe.parts.precision import PrecisionConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from reconv.batch import Batch
-from reconv.errors import RecipeError, UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError, UsageError
 from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.precision import OPERATIONS, PrecisionPolicy, build_precision
 from reconv.precision.autocast import PARAMETRIC
 from reconv.recipe.loader import load
-from reconv.recipe.precision_fields import OperationName, PrecisionConfig
+from reconv.recipe.parts.precision import OperationName, PrecisionConfig
 
 LOWER = {"bf16-all": torch.bfloat16, "16.32": torch.float16, "16.16": torch.float16}
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reconv.models import build_model, init_weights
 from reconv.precision import PrecisionPolicy, build_precision
-from reconv.recipe.precision_fields import PrecisionConfig
+from reconv.recipe.parts.precision import PrecisionConfig
 
 
 class Calls(TorchDispatchMode):

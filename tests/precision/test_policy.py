@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.errors import CheckpointError, UsageError
+from reconv.core.errors import CheckpointError, UsageError
 from reconv.precision import GROWTH_INTERVAL, INIT_SCALE, MAX_SCALE, PrecisionPolicy, build_precision
-from reconv.recipe.precision_fields import PrecisionConfig
+from reconv.recipe.parts.precision import PrecisionConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

@@ -9,17 +9,17 @@ from typing import get_args
 
 import pytest
 
-from reconv.errors import RecipeError
+from reconv.build.network import detector_spec
+from reconv.core.errors import RecipeError
 from reconv.models import model_spec, option_names
-from reconv.recipe.adapt import CHANGED, follow_precision, shorten_warmup
+from reconv.recipe.load.adapt import CHANGED, follow_precision, shorten_warmup
+from reconv.recipe.load.resolved import Resolved, fit_to_data, fit_to_model
 from reconv.recipe.loader import Override, dump, load
+from reconv.recipe.parts.precision import PrecisionConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.precision_fields import PrecisionConfig
 from reconv.recipe.presets import preset_names
-from reconv.recipe.resolved import Resolved, fit_to_data, fit_to_model
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice, Duration
-from reconv.trainer.build.network import detector_spec
 
 IMAGENET = Facts(num_train=1_281_167, num_val=50_000, num_classes=1000)
 FIELDS = {"--batch-size": "batch.size", "--model": "model.name", "--lr": "schedule.lr"}

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, HeadFacts, SecondMoment, WeightFacts
 from reconv.recipe.derive_rules import RULES, derive
+from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.resolved import Resolved
 from reconv.recipe.schema import DerivedField
 
 DOCS = Path(__file__).parents[2] / "docs"

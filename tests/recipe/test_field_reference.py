@@ -6,10 +6,10 @@ import click
 import pytest
 import yaml
 
+from reconv.cli.commands.recipes import model_option_references
+from reconv.cli.commands.train import train
 from reconv.cli.options import complete_fields, complete_models
-from reconv.cli.recipes import model_option_references
-from reconv.cli.train import train
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.models import model_names, model_spec
 from reconv.recipe.field_reference import explain_field, field_names, field_references, matching_fields
 from reconv.recipe.fields import schema_fields

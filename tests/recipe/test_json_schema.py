@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from reconv.recipe.json_schema import recipe_json_schema
+from reconv.recipe.load.document import read, read_file
 from reconv.recipe.presets import preset_names, preset_path
-from reconv.recipe.yaml_document import read, read_file
 
 VALIDATOR = jsonschema.Draft202012Validator(recipe_json_schema())
 

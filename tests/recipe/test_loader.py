@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reconv.errors import ExitCode, RecipeError
+from reconv.core.errors import ExitCode, RecipeError
+from reconv.recipe.load.identity import differences, may_change
 from reconv.recipe.loader import Override, dump, load
-from reconv.recipe.recipe_identity import differences, may_change
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.errors import RecipeError
-from reconv.recipe import yaml_document as document
+from reconv.core.errors import RecipeError
 from reconv.recipe.fields import flatten, schema_fields
+from reconv.recipe.load import document
+from reconv.recipe.load.identity import differences
 from reconv.recipe.loader import dump, load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.recipe_identity import differences
 from reconv.recipe.schema import Recipe
 
 NAMES = sorted(schema_fields())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.errors import RecipeError, one_of
+from reconv.core.errors import RecipeError, one_of
 from reconv.recipe.batch_split import AUTO_MICRO_IMAGES, cut_groups
 from reconv.recipe.plan import Every, Facts, Plan, make_plan
 from reconv.recipe.plan_text import loss_note

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from reconv.models import build_model
+from reconv.optim.lr_schedule import learning_rate
+from reconv.recipe.load.unused import unused_options
 from reconv.recipe.loader import Resolved, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
-from reconv.recipe.unused import unused_options
-from reconv.trainer.lr_schedule import learning_rate
 
 NUM_TRAIN = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "auto": 1_281_167, "synthetic": 256}
 NUM_TRAIN |= {"scattered-digits": 2000, "voc": 5011}

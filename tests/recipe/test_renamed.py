@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reconv.errors import RecipeError
-from reconv.recipe import yaml_document
+from reconv.core.errors import RecipeError
 from reconv.recipe.fields import schema_fields
+from reconv.recipe.load import document as yaml_document
+from reconv.recipe.load.renamed import RENAMED_FIELDS, RENAMED_VALUES
 from reconv.recipe.loader import load
-from reconv.recipe.renamed import RENAMED_FIELDS, RENAMED_VALUES
 
 
 def message(path: Path, field: str, value: Any, *, as_override: bool) -> str:

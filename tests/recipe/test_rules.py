@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
 from reconv.recipe.loader import dump, load
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration

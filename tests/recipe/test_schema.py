@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reconv.errors import RecipeError
+from reconv.core.errors import RecipeError
+from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.fields import schema_fields, section_type
 from reconv.recipe.loader import load
+from reconv.recipe.parts.result import MeasuredResult, PublishedResult
+from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.result_fields import MeasuredResult, PublishedResult
-from reconv.recipe.rules.schedule_rules import SCHEDULE_FIELDS
-from reconv.recipe.schedule_fields import ScheduleConfig
+from reconv.recipe.rules.schedule import SCHEDULE_FIELDS
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Section
-from reconv.trainer.lr_schedule import learning_rate
 
 NEEDED: dict[str, dict[str, Any]] = {
     "step": {"period": "1ep"},

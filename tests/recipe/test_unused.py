@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from reconv.recipe.load.unused import unused_options
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.recipe.unused import unused_options
 
 
 def notices(**sections: Any) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.recipe import yaml_document as document
+from reconv.recipe.load import document
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
 KEYS = st.text(min_size=1, max_size=8)

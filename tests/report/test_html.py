@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from run_example import write_run
 
+from reconv.core.errors import UsageError
 from reconv.data.inspect.contact_sheet import grid
-from reconv.errors import UsageError
 from reconv.logging.console import final_lines
 from reconv.logging.event_log import EventLog, read_events
 from reconv.logging.events import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import reconv
-from reconv.recipe.adapt import describe
+from reconv.recipe.load.adapt import describe
 from reconv.serve.model_info import model_card
 
 

@@ -35,7 +35,7 @@ def test_the_curl_lines_of_the_page_succeed(
 
 
 def test_every_endpoint_of_the_api_is_on_the_page() -> None:
-    from reconv.serve import openapi
+    from reconv.serve.http import openapi
 
     text = PAGE.read_text()
     assert len(COMMANDS) >= 12

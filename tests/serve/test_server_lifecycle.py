@@ -18,11 +18,11 @@ import torch
 from server_process import START_S, ServerProcess, ask, json_images
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
-from reconv.errors import ResourceError, UsageError
+from reconv.core.errors import ResourceError, UsageError
+from reconv.logging.run_dir import RunDir
 from reconv.models import build_model
-from reconv.serve.access import read_tokens
+from reconv.serve.http.access import read_tokens
 from reconv.serve.models import name_models
 from reconv.serve.server import open_port
 

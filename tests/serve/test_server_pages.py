@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess, json_images
 
-from reconv.serve import openapi
+from reconv.serve.http import openapi
 
 
 def test_models_describe_their_checkpoint(server: ServerProcess) -> None:

@@ -17,7 +17,7 @@ import pytest
 from server_process import START_S, ServerProcess, ask
 
 import reconv
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 from reconv.serve.http_server import network_threads
 from reconv.serve.processes import MAX_DEATHS
 

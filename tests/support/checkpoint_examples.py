@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import RunIdentity, write_identity
 from reconv.checkpoint.store import open_store
+from reconv.logging.run_dir import RunDir
 
 RECIPE_DIGEST = "0" * 32
 

@@ -25,6 +25,21 @@ def noise(height: int, width: int, channels: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
+def write_image_tree(root: Path) -> Path:
+    """An image tree: 3 classes, 11 training and 5 validation images of different sizes, PNG and JPEG."""
+    number = 0
+    for split, counts in (("train", (4, 4, 3)), ("val", (2, 2, 1))):
+        for name, count in zip(("ant", "bee", "cat"), counts, strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for _ in range(count):
+                pixels = noise(40 + number, 70 - 2 * number, 3, number)
+                ending, form = (("JPEG", "JPEG"), ("png", "PNG"))[number % 2]
+                (folder / f"{number:03}.{ending}").write_bytes(encode(pixels, form))
+                number += 1
+    return root
+
+
 def trained_weights(data: Path, out: Path, settings: Mapping[str, object]) -> bytes:
     """The weights that a small network has after three epochs on an image tree."""
     small = {

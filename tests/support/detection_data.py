@@ -10,7 +10,7 @@ from box_examples import write_coco
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 

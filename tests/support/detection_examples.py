@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_matches import ImageDetections

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from reconv.io.atomic import FileSystem
+from reconv.storage.files import FileSystem
 
 
 class Crash(BaseException):

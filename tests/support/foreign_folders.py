@@ -14,11 +14,12 @@ import yaml
 from checkpoint_examples import sign
 
 import reconv
-from reconv import cli, code_folders
-from reconv.checkpoint.run_dir import RunDir
+from reconv import cli
 from reconv.checkpoint.run_identity import read_identity, write_identity
-from reconv.recipe.recipe_identity import recipe_digest
-from reconv.recipe.yaml_document import read_file
+from reconv.core import code_folders
+from reconv.logging.run_dir import RunDir
+from reconv.recipe.load.document import read_file
+from reconv.recipe.load.identity import recipe_digest
 
 SETTINGS = {"length": "2step", "schedule.warmup": "1step", "save.every": "1step", "evaluate.every": "off"}
 OWNED = "owned"  # beside the trap that was imported

@@ -31,7 +31,7 @@ from malicious_cases import (
 )
 from malicious_labels import PICKLES
 
-from reconv.io.tensorflow_encoding import encode_bytes_field, encode_varint, masked_crc32c
+from reconv.storage.tensorflow_encoding import encode_bytes_field, encode_varint, masked_crc32c
 
 # Run directories
 

@@ -28,7 +28,7 @@ from malicious_cases import (
 )
 
 from reconv.data.readers.shards.tfrecord_format import write_records
-from reconv.io.tensorflow_encoding import encode_bytes_field, encode_varint, masked_crc32c
+from reconv.storage.tensorflow_encoding import encode_bytes_field, encode_varint, masked_crc32c
 
 # tar
 
@@ -307,7 +307,7 @@ def _(context: Context) -> list[str]:
 
 
 def _index_file(context: Context, edit: Callable[[dict[str, Any]], Any], rows: bytes | None = None) -> list[str]:
-    from reconv.data.readers.shards.shard_index import _shards_key
+    from reconv.data.readers.shards.index import _shards_key
 
     root = context.data("tar")
     content = (0).to_bytes(20, "little") if rows is None else rows

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reconv.io.object_store.object_store import ObjectInfo, ObjectStore
-from reconv.io.object_store.store_errors import retry_store
+from reconv.storage.object_stores.errors import retry_store
+from reconv.storage.object_stores.store import ObjectInfo, ObjectStore
 
 LIMIT_S = 300
 SETTINGS = {

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.errors import RecipeError, UsageError
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError, UsageError
 from reconv.models import build_model
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.class_weights import balanced_class_weights, balanced_pos_weights

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.batch import Batch
-from reconv.custom_code import CustomCodeError, provide
-from reconv.errors import UsageError
+from reconv.core.batch import Batch
+from reconv.core.custom_code import CustomCodeError, provide
+from reconv.core.errors import UsageError
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.custom_loss import CustomLoss, Example, build_custom_loss, example_batch
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import generate_anchors
 from reconv.detection.box_coder import encode_boxes

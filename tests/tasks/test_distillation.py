@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.distillation import Teacher
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from data_examples import encode
 
 import reconv
-from reconv.batch import Batch
 from reconv.cli import reconv as command_line
-from reconv.metrics.multilabel_metrics import MultilabelMetrics, average_precision
+from reconv.core.batch import Batch
+from reconv.metrics.multilabel import MultilabelMetrics, average_precision
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.multilabel import MultilabelTask
 

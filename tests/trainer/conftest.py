@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
 from reconv.optim import ModelEma, build_clip_grad, build_optimizer
 from reconv.precision import build_precision
-from reconv.recipe.optimizer_fields import OptimizerConfig
-from reconv.recipe.precision_fields import PrecisionConfig
+from reconv.recipe.parts.optimizer import OptimizerConfig
+from reconv.recipe.parts.precision import PrecisionConfig
 from reconv.tasks.classification import ClassificationTask
 from reconv.trainer.step import TrainStep
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 import reconv
 from reconv.api import average
-from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
-from reconv.errors import CheckpointError, PreemptedError, UsageError
+from reconv.core.errors import CheckpointError, PreemptedError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, Event, TrainProgress
+from reconv.logging.run_dir import RunDir
 
 SETTINGS = {
     "length": "4ep",  # of 5 steps

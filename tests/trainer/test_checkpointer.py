@@ -17,8 +17,8 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import CheckpointStore
+from reconv.core.errors import ExitCode, ResourceError
 from reconv.device.cpu import Cpu
-from reconv.errors import ExitCode, ResourceError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress
 from reconv.trainer.checkpointer import snapshot

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.core.batch import Batch
+from reconv.recipe.parts.optimizer import OptimizerConfig
 from reconv.trainer.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, StepGraphs
 from reconv.trainer.step import StepResult
 

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
-from reconv.errors import PreemptedError
+from reconv.core.errors import PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunEnded, TrainProgress
-from reconv.trainer.early_stopping import EarlyStopping
+from reconv.logging.run_dir import RunDir
+from reconv.trainer.callbacks.early_stopping import EarlyStopping
 
 SMALL = {"length": "8ep", "data.subset_percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
 # No rate and no batch norm: every evaluation gives the same, so nothing ever gets better.

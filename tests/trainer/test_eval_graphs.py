@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reconv.batch import Batch
+from reconv.build.loaders import build_eval_loader
+from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.safetensors_bytes import encode
+from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Cpu
-from reconv.inference.evaluate import InferenceStep, evaluate
 from reconv.logging.events import EvalFinished
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.topk import ClassificationMetrics
-from reconv.trainer.build.loaders import build_eval_loader
-from reconv.trainer.build.train_state import TrainState, build_train_state
+from reconv.tasks.evaluation import InferenceStep, evaluate
 from reconv.trainer.cuda_graph import MAX_GRAPHS
 from reconv.trainer.eval_graphs import EvalGraphs
 from reconv.trainer.evaluator import Evaluator

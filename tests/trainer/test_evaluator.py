@@ -10,7 +10,7 @@ import pytest
 import reconv
 from reconv.api import RunResult
 from reconv.cli import main
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging import formatting as fmt
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished

@@ -15,15 +15,15 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.interop.torch_programs import read_training_state
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
-from reconv.custom_code import CustomCodeError
+from reconv.core.custom_code import CustomCodeError
+from reconv.core.errors import CheckpointError, RecipeError
 from reconv.distributed.collectives import decode, encode
-from reconv.errors import CheckpointError, RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import LogMessage, TrainProgress
+from reconv.logging.run_dir import RunDir
 from reconv.models import build_model
-from reconv.trainer.custom_callbacks import Callback, RunInfo
+from reconv.trainer.callbacks.custom import Callback, RunInfo
 from reconv.trainer.imported_state import ImportedState
 
 SHORT: dict[str, Any] = {

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.errors import ExitCode
+from reconv.core.errors import ExitCode
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunPlanned, TrainProgress
-from reconv.trainer import live_report
-from reconv.trainer.live_report import live_page
+from reconv.trainer.callbacks import live_report
+from reconv.trainer.callbacks.live_report import live_page
 
 SHORT = [("length", "2ep", "test"), ("data.subset_percent", "10", "test"), ("save.every", "1ep", "test")]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.logging.events import EvalFinished, Event, TrainProgress
+from reconv.logging.run_dir import RunDir
 from reconv.trainer.liveness import LivenessFile
 
 TINY = {"length": "3step", "schedule.warmup": "0ep", "data.subset_percent": "25", "batch.size": "32"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reconv.optim.lr_schedule import learning_rate
+from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.plan import SchedulePlan
-from reconv.recipe.schedule_fields import ScheduleConfig
-from reconv.trainer.lr_schedule import learning_rate
 
 KINDS = get_args(ScheduleConfig.model_fields["name"].annotation)
 RAMPED = [kind for kind in KINDS if kind != "one-cycle"]  # it has a rise of its own

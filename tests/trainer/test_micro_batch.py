@@ -11,12 +11,12 @@ from ranks import in_ranks
 from torch import Tensor
 
 import reconv
-from reconv.bench.bench_run import bench_args
+from reconv.bench.run import bench_args
 from reconv.checkpoint.store import CheckpointStore
+from reconv.core.machine import Machine
 from reconv.device import Cpu
 from reconv.logging.event_log import read_events
 from reconv.logging.events import LogMessage
-from reconv.machine import Machine
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
 from reconv.trainer.micro_batch import choose_micro_batch, largest_that_fits

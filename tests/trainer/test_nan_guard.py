@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reconv.core.errors import DivergedError
 from reconv.device import open_device
-from reconv.errors import DivergedError
 from reconv.logging.events import Event, NonFiniteStep
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.nan_guard import NanGuard
+from reconv.trainer.callbacks.nan_guard import NanGuard
 from reconv.trainer.step import StepResult
 
 from .conftest import batch

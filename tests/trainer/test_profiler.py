@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.errors import PreemptedError, UsageError
+from reconv.core.errors import PreemptedError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, TrainProgress
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import reconv
+from reconv.build.network import build_network
 from reconv.cli import main
 from reconv.device import open_device
 from reconv.logging.events import CheckpointSaved, EvalFinished, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
-from reconv.trainer.build.network import build_network
-from reconv.trainer.callbacks import TrainerCallback
+from reconv.trainer.callback import TrainerCallback
 from reconv.trainer.trainer import Trainer
 from reconv.trainer.training_run import RunResult, TrainingRun
 

@@ -1,7 +1,7 @@
 """Every schedule equals its published formula at every step of a full ImageNet run.
 
 The formulas are written out here once more, from the programs' descriptions, with epochs, iterations and warm-up in
-their own terms; nothing of `reconv.trainer.lr_schedule` is used to make the expected numbers.
+their own terms; nothing of `reconv.optim.lr_schedule` is used to make the expected numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.lr_schedule import learning_rate
 
 IMAGENET = 1_281_167
 

@@ -11,10 +11,10 @@ from own_code import Blur, Brighten, Count, LazyNet, MacroRecall, Net, Squares, 
 from torch import nn
 
 import reconv
+from reconv.build.load_model import read_saved_model
 from reconv.checkpoint.locate import locate
-from reconv.custom_code import CustomCodeError
-from reconv.errors import UsageError
-from reconv.inference.load_model import read_saved_model
+from reconv.core.custom_code import CustomCodeError
+from reconv.core.errors import UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, Event, LogMessage, ScalarLogged, TrainProgress
 from reconv.recipe.loader import load

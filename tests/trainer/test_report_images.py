@@ -14,16 +14,16 @@ from PIL import Image
 
 import reconv
 from reconv.api import RunResult
+from reconv.build.datasets import check_has_objects
 from reconv.cli import main
+from reconv.core.errors import DataError, ExitCode, UsageError
 from reconv.data.boxes.annotations import Annotation, DetectionDataset, make_annotation
 from reconv.data.dataset import Sample
 from reconv.data.inspect.draw_boxes import class_color
-from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, ImageLogged
 from reconv.metrics import coco_eval as coco
-from reconv.trainer.build.datasets import check_has_objects
-from reconv.trainer.detection_images import NUM_DETECTION_IMAGES, TILE_PX
+from reconv.trainer.callbacks.detection_images import NUM_DETECTION_IMAGES, TILE_PX
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.errors import ExitCode, PreemptedError
+from reconv.core.errors import ExitCode, PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, RunEnded, TrainProgress
 from reconv.trainer.training_run import TrainingRun
@@ -33,7 +33,7 @@ def test_finished_run_logs_run_ended_once(tmp_path: Path) -> None:
         (KeyboardInterrupt(), (ExitCode.INTERRUPTED, "interrupted without saving a checkpoint")),
         (MemoryError(), (ExitCode.RESOURCES, "out of memory")),
         (ValueError("a bug"), (ExitCode.UNEXPECTED, "unexpected error")),
-        (reconv.errors.DataError("a bad file"), (ExitCode.DATA, "a bad file")),
+        (reconv.core.errors.DataError("a bad file"), (ExitCode.DATA, "a bad file")),
     ],
 )
 def test_run_ended_has_the_exit_code_and_reason_of_the_error(
@@ -43,7 +43,7 @@ def test_run_ended_has_the_exit_code_and_reason_of_the_error(
         if isinstance(event, TrainProgress):
             raise error
 
-    with pytest.raises((type(error), reconv.errors.ReconvError)) as caught:
+    with pytest.raises((type(error), reconv.core.errors.ReconvError)) as caught:
         reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, on_event=fail)
     assert error in (caught.value, caught.value.__cause__)
     assert ends(tmp_path / "run") == [end]
@@ -64,7 +64,7 @@ def test_failing_to_write_the_summary_does_not_hide_the_error(tmp_path: Path) ->
 
 def test_only_the_first_error_is_logged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a later error"), TrainingRun.open("quickstart", GIVEN, out="run") as run:
-        run.finalizer.log_error(reconv.errors.ResourceError("a process is lost"))
+        run.finalizer.log_error(reconv.core.errors.ResourceError("a process is lost"))
         raise ValueError("a later error")
     assert ends(tmp_path / "run") == [(ExitCode.RESOURCES, "a process is lost")]
 

@@ -10,8 +10,8 @@ import pytest
 from ranks import in_ranks
 
 import reconv
-from reconv.bench.bench_train import bench_train
-from reconv.errors import RecipeError, ResourceError, UsageError, one_of
+from reconv.bench.train import bench_train
+from reconv.core.errors import RecipeError, ResourceError, UsageError, one_of
 from reconv.trainer.dry_run import dry_run
 
 MANY = 1 << 16

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reconv.batch import Batch
-from reconv.recipe.optimizer_fields import OptimizerConfig
+from reconv.core.batch import Batch
+from reconv.recipe.parts.optimizer import OptimizerConfig
 from reconv.trainer.step import are_finite
 
 from .conftest import Parts, batch

@@ -9,12 +9,12 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import AttemptStarted, CheckpointSaved, RunEnded, TrainProgress
 from reconv.logging.json_lines import add_checksum
+from reconv.logging.run_dir import RunDir
 from reconv.trainer.stop_after import StopAfter
 
 SETTINGS = {"length": "4ep", "data.subset_percent": "25", "batch.size": "64", "log.every": "1step"}  # epochs of 5 steps
@@ -143,7 +143,7 @@ def test_profile_beyond_the_limit_is_refused_before_the_run_starts(tmp_path: Pat
 
 
 def test_resume_takes_the_options_of_the_last_command(tmp_path: Path) -> None:
-    from reconv.cli.resume_command import stored_options
+    from reconv.cli.commands.resume import stored_options
 
     run = tmp_path / "run"
     words = ["train", "quickstart", "--out", str(run), *WORDS, "--device", "cpu", "--nic", "lo"]

@@ -9,12 +9,12 @@ import pytest
 from ranks import in_ranks
 
 import reconv
-from reconv.errors import ReconvError, UsageError
+from reconv.core.errors import ReconvError, UsageError
 from reconv.recipe import plan as planning
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer import prepare_run
-from reconv.trainer.callbacks import TrainerCallback
+from reconv.trainer.callback import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.trainer import Trainer
 from reconv.trainer.training_run import TrainingRun

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reconv.io.tensorflow_encoding import MalformedError, masked_crc32c, read_varint
+from reconv.storage.tensorflow_encoding import MalformedError, masked_crc32c, read_varint
 
 _MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 _FOOTER_BYTES = 48

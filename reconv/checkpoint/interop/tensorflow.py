@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint.interop.sstable import has_footer, read_table
-from reconv.errors import CheckpointError
-from reconv.io import read_limits
-from reconv.io.bounded import read_bytes
-from reconv.io.tensorflow_encoding import Field, MalformedError, masked_crc32c, read_message
+from reconv.core.errors import CheckpointError
+from reconv.storage import read_limits
+from reconv.storage.bounded import read_bytes
+from reconv.storage.tensorflow_encoding import Field, MalformedError, masked_crc32c, read_message
 
 _INDEX_SUFFIX = ".index"
 _DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 
 _NUMBERED = re.compile(
     r"(?:(?P<scope>.+)/)?(?P<kind>conv2d|batch_normalization|dense)(?:_(?P<number>\d+))?/(?P<part>\w+)"

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint.load_weights import EMA_KEYS, find_tensors, strip_wrappers, unpickle
-from reconv.errors import CheckpointError
-from reconv.message import message
+from reconv.core.errors import CheckpointError
+from reconv.core.message import message
 
 # Names of optimizer state in torch and timm, and here.
 _STATE_NAMES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from reconv.errors import UsageError
-from reconv.io.bounded import read_bytes
-from reconv.io.cache import cache_dir
+from reconv.core.errors import UsageError
+from reconv.storage.bounded import read_bytes
+from reconv.storage.cache import cache_dir
 
 NO_MIRROR = "off"
 _FILE = "mirrors.txt"  # an address in each line; without it the user is asked again

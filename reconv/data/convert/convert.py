@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.convert.box_writers import BOX_WRITERS, scale_boxes
 from reconv.data.convert.staging import Facts, StagingDir, finished_conversion
@@ -23,13 +24,12 @@ from reconv.data.convert.transcode import TranscodedSample, TranscodeOptions, tr
 from reconv.data.convert.writers import PER_SHARD, WRITERS, DatasetWriter, OutputShard, SplitInfo, split_into_shards
 from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.folder import SPLIT_NAMES, FolderDataset, has_class_folders
-from reconv.data.readers.imagenet.imagenet_archives import ImageNetArchiveDataset
+from reconv.data.readers.imagenet.archives import ImageNetArchiveDataset
 from reconv.data.readers.shards.packed_format import EXTENSION
 from reconv.data.readers.tar import CLASS_LIST
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import check_same_plan
-from reconv.errors import DataError, UsageError
-from reconv.io.bounded import real_path
+from reconv.storage.bounded import real_path
 
 FORMAT = 1
 Progress = Callable[[int, int], None]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import Dataset, Split
 from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import split_folder
-from reconv.data.readers.imagenet.imagenet_archives import (
+from reconv.data.readers.imagenet.archives import (
     TRAIN_FILE,
     VAL_FILE,
     has_imagenet_archives,
     open_imagenet_archives,
 )
-from reconv.data.storage.remote_tree import local_data_path
-from reconv.errors import DataError, UsageError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage.remote_tree import local_data_path
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 IN_PACKAGE = ("digits", "scattered-digits")

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reconv.errors import DataError, ResourceError, RunLockedError, UsageError
-from reconv.io.atomic import atomic_writer, fsync_dir
-from reconv.io.wait import ProcessWait
+from reconv.core.errors import DataError, ResourceError, RunLockedError, UsageError
+from reconv.core.wait import ProcessWait
+from reconv.storage.files import atomic_writer, fsync_dir
 
 MANIFEST = "reconv.json"
 _JOURNAL = ".journal"

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 from PIL import __version__ as pillow_version
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import U8, Sample
 from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, formats_of, to_image, unidentified
-from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
 _REPAIR_QUALITY = 100  # for images that are re-encoded only because they are not RGB JPEGs

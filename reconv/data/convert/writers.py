@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.convert.staging import Facts, StagingDir
 from reconv.data.convert.transcode import Encoding, TranscodedSample, TranscodeOptions, size_of
 from reconv.data.dataset import I64, Sample, Split
@@ -23,7 +24,6 @@ from reconv.data.readers.folder import is_image_name
 from reconv.data.readers.packed import shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_record
-from reconv.errors import DataError, UsageError
 
 # Samples. A killed conversion repeats at most this many per core, about 450 MB of ImageNet at 110 kB a file. A mapped
 # shard takes a file descriptor, of which a process often has 1024: ImageNet takes 326.

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import RecipeError
+from reconv.core.message import message
 from reconv.data.dataset import I64, U8
-from reconv.errors import RecipeError
-from reconv.message import message
-from reconv.recipe.data_fields import Decoder
+from reconv.recipe.parts.data import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
 VERSION = 5  # of the functions and of the pixels they give

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import U8
 from reconv.data.stage_timing import record_stage
-from reconv.errors import DataError
-from reconv.io import read_limits
+from reconv.storage import read_limits
 
 MAX_PIXELS = read_limits.IMAGE_PIXELS
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from reconv.core.random import hash_array
 from reconv.data.dataset import U8
 from reconv.data.decode.jpeg_header import PixelBox
-from reconv.random import hash_array
 
 PILLOW, SIMPLEJPEG = "Pillow", "simplejpeg"
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, Split, all_targets, check_class_names, is_multilabel
 from reconv.data.decode.pillow import to_image
@@ -29,8 +30,7 @@ from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, 
 from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import open_journal, part_size, run_parts
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 _CHUNK = 32  # samples of one task
 _SMALL_CLASS_RATIO = 20  # a class with less than 1/20 of the median is suspicious

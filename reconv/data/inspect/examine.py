@@ -11,12 +11,12 @@ from dataclasses import astuple, dataclass
 
 from PIL import Image
 
+from reconv.core.errors import DataError
+from reconv.core.text import printable
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.dataset import Dataset, Sample
 from reconv.data.decode.pillow import decode_image, formats_of
 from reconv.data.pipeline.detection_pipeline import decode_annotated
-from reconv.errors import DataError
-from reconv.printable import printable
 
 _EXIF_ORIENTATION = 0x0112
 

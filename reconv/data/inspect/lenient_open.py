@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from reconv.custom_code import anchor
+from reconv.core.custom_code import anchor
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
+from reconv.data.boxes.table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.readers.csv_multilabel import has_several_labels
 from reconv.data.readers.dataset_factory import open_dataset
@@ -40,10 +41,9 @@ from reconv.data.readers.folder import (
 )
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.data.storage.local import is_folder, is_regular_file, read
-from reconv.errors import DataError
-from reconv.recipe.code_fields import names_code
-from reconv.recipe.data_fields import NEED_NO_PATH, DataConfig
+from reconv.recipe.parts.code import names_code
+from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
+from reconv.storage.local import is_folder, is_regular_file, read
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from reconv.core.errors import DataError, UnreadableDataError
+from reconv.core.message import message
+from reconv.core.random import hash_array, key
 from reconv.data.dataset import LabelError, Split
-from reconv.errors import DataError, UnreadableDataError
-from reconv.message import message
-from reconv.random import hash_array, key
 
 TOLERATE = "to leave out up to 10 such images: --set 'data.bad_images=skip up to 10'"
 _NUM_SHOWN = 5

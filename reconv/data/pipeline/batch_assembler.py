@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.sampler import make_sampler
 from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import device_params, effective_augment
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, CopyEvent
+from reconv.core.batch import Batch, CopyEvent
 from reconv.data.dataset import U8, NamedArrays
 from reconv.data.pipeline.sample_pipeline import Column
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 import numpy as np
 
+from reconv.core.errors import DataError, RecipeError
 from reconv.data.dataset import Dataset, NamedArrays, select_rows
 from reconv.data.pipeline.gpu_decode import ENCODED_BYTES, GpuDecodePipeline, JpegDecoderDevice, encoded_files
-from reconv.errors import DataError, RecipeError
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 _NUM_IMAGES = 64
 _STEPS = 16  # a fraction is a multiple of 1/16

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from reconv.data.boxes.annotations import Annotation, AnnotationError
-from reconv.data.boxes.box_transforms import (
+from reconv.data.boxes.transforms import (
     VIEW_KEY,
     WHOLE_IMAGE,
     View,
@@ -29,7 +29,7 @@ from reconv.data.decode.pillow import RESAMPLING, decode_image, to_array, to_ima
 from reconv.data.pipeline.sample_pipeline import Column, MakeSamplePipeline, SamplePipeline
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.params import effective_augment
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 from reconv.recipe.schema import Recipe
 
 _MIN_ROWS_PER_TASK = 4

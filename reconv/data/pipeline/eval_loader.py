@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
@@ -25,8 +26,7 @@ from reconv.data.pipeline.sample_pipeline import (
     make_sample_pipeline,
 )
 from reconv.data.pipeline.workers.thread_pool import open_workers
-from reconv.errors import DataError
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 from reconv.recipe.plan import EVAL_AHEAD
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, U8, Dataset, LabelError, NamedArrays, select_rows
 from reconv.data.decode.jpeg_header import read_header
 from reconv.data.decode.pillow import MAX_PIXELS
@@ -25,9 +26,8 @@ from reconv.data.pipeline.prefetcher import PendingBatch
 from reconv.data.pipeline.sample_pipeline import Column, DecodePipeline, read_sample
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.data.transforms.host_transforms import eval_crop_box
-from reconv.errors import DataError
 from reconv.kernels.ops.crop import CropBox
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 ON_GPU = "on_gpu"  # parameter, bool [n]: whether the GPU shall decode the row
 

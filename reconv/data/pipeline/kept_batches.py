@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.dataset import U8
 from reconv.data.pipeline.buffers import Buffer, HostToDevice, buffer_layout, private_buffer, whole_pages
 from reconv.data.pipeline.sample_pipeline import Column

@@ -21,7 +21,7 @@ from reconv.data.decode.pillow import MAX_PIXELS
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.geometry import CROP_AREA, CROP_POSITION, CROP_RATIO
 from reconv.data.transforms.params import changes_images_on_host
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 _NUM_FILES = 16  # that are looked at
 _JPEG_SUFFIXES = (b".jpg", b".jpeg", b".jpe")

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError
 from reconv.data.dataset import I64, Dataset, NamedArrays
 from reconv.data.pipeline.batch_assembler import BatchAssembler
 from reconv.data.pipeline.sample_pipeline import preprocessed_images
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.transforms.geometry import CROP_CORNER
 from reconv.data.transforms.params import host_params
-from reconv.errors import RecipeError
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 _STEPS_PER_TRANSFER = 16
 _CROP_PIXELS = "crop_pixels"

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reconv.core.text import printable
 from reconv.data.dataset import I64, Dataset, sample_ranges
-from reconv.data.storage.range_cache import Block, CachedObject, RangeCache
-from reconv.data.storage.remote_tree import (
+from reconv.storage.object_stores.errors import RetryStoppedError, StoreError
+from reconv.storage.range_cache import Block, CachedObject, RangeCache
+from reconv.storage.remote_tree import (
     NUM_CONNECTIONS,
     RemoteFile,
     remote_file,
@@ -27,8 +29,6 @@ from reconv.data.storage.remote_tree import (
     shown_path,
     tree_bytes,
 )
-from reconv.io.object_store.store_errors import RetryStoppedError, StoreError
-from reconv.printable import printable
 
 _MAX_AHEAD_BYTES = 2 << 30
 _AHEAD_FRACTION = 0.25  # of the cache

@@ -33,7 +33,7 @@ from reconv.data.transforms.custom_transforms import host_transforms
 from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
 from reconv.data.transforms.host_transforms import eval_transform, resized_shorter_side, train_transform
 from reconv.data.transforms.params import changes_images_on_host, host_params
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 MAX_PREPROCESSED_BYTES = 256 * 2**20  # of images that are preprocessed once instead of in every epoch
 _MIN_ROWS_PER_TASK = 4

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import torch
 
-from reconv.batch import Batch, CopyEvent
+from reconv.core.batch import Batch, CopyEvent
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples, replacements
 from reconv.data.pipeline.batch_assembler import BatchAssembler
@@ -24,7 +25,6 @@ from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, open_workers
 from reconv.data.readers.synthetic import SyntheticDeviceDataset
-from reconv.errors import DataError
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 

@@ -7,8 +7,8 @@ from threading import Lock
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, U8, Sample
-from reconv.errors import DataError
 
 _hashing = Lock()  # one for all datasets: a lock in a dataset could not be sent to another process
 

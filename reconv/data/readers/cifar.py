@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, U8, Split
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.storage.local import open_ranges, read
-from reconv.errors import DataError
+from reconv.storage.local import open_ranges, read
 
 CifarKind = Literal["cifar10", "cifar100"]
 CifarFormat = Literal["binary", "python"]

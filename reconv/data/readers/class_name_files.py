@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import BACKGROUND, name_problem
-from reconv.data.readers.imagenet.imagenet_classes import with_imagenet_names
-from reconv.data.storage.local import read_bounded_text
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.io.bounded import parse_shallow_json
+from reconv.data.readers.imagenet.classes import with_imagenet_names
+from reconv.storage import read_limits
+from reconv.storage.bounded import parse_shallow_json
+from reconv.storage.local import read_bounded_text
 
 FILES = (
     "class_names.json",

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Sample, SampleFiles, Split, multi_hot
 from reconv.data.readers.csv_table import COLUMNS, CSVFiles, read_table, row_error, sorted_classes
-from reconv.data.storage.local import read
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage.local import read
 
 _DEFAULTS = DataConfig()
 _SEPARATORS = re.compile("[;|]")

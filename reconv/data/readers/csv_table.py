@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
+from reconv.data.file_list import FileList, digest_files
 from reconv.data.readers.folder import SPLIT_FOLDERS
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.data.storage.data_errors import unreadable
-from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import is_possible_path, listing, read, read_bounded_text, size_bytes
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.data_errors import unreadable
+from reconv.storage.local import is_possible_path, listing, read, read_bounded_text, size_bytes
 
 COLUMNS = ("file", "label", "split")
 _HEADER_BYTES = 4096

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from reconv.custom_code import accepts, check_arguments, code_errors, load_object
+from reconv.core.custom_code import accepts, check_arguments, code_errors, load_object
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import I64, U8, LabelError, Sample, Split
 from reconv.data.decode.pillow import convert_mode, to_array
-from reconv.errors import DataError, UsageError
 
 _GRAY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset, RelabeledDetection
 from reconv.data.dataset import (
     BACKGROUND,
@@ -38,7 +39,7 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
 from reconv.data.readers.packed import PackedDataset
-from reconv.data.readers.shards.shard_dataset import ShardDataset
+from reconv.data.readers.shards.dataset import ShardDataset
 from reconv.data.readers.synthetic import (
     NUM_CLASSES,
     NUM_SAMPLES,
@@ -48,9 +49,8 @@ from reconv.data.readers.synthetic import (
 )
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.errors import DataError
-from reconv.recipe.code_fields import names_code
-from reconv.recipe.data_fields import NEED_NO_PATH, DataConfig
+from reconv.recipe.parts.code import names_code
+from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
     "packed": PackedDataset,

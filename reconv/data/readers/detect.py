@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
 
+from reconv.core.errors import DataError
 from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import describe_table, find_tables
@@ -17,17 +18,16 @@ from reconv.data.readers.detection.voc import detect_voc
 from reconv.data.readers.detection.yolo import detect_yolo, detect_yolo_without_training
 from reconv.data.readers.folder import has_class_folders, is_image_name, is_unread_heic, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
-from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
+from reconv.data.readers.imagenet.archives import has_imagenet_archives
 from reconv.data.readers.imagenet.raw_validation import find_label_source
 from reconv.data.readers.packed import is_packed
-from reconv.data.readers.shards.shard_dataset import detect_shards
+from reconv.data.readers.shards.dataset import detect_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.storage.data_errors import unreadable
-from reconv.data.storage.local import is_folder, listing
-from reconv.data.storage.remote_tree import local_data_path
-from reconv.errors import DataError
 from reconv.recipe.presets import nearest
+from reconv.storage.data_errors import unreadable
+from reconv.storage.local import is_folder, listing
+from reconv.storage.remote_tree import local_data_path
 
 _GET = "reconv data get cifar10"
 _LEVELS_DOWN = 2

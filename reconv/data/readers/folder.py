@@ -16,18 +16,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF, reads_heic
-from reconv.data.readers.imagenet.imagenet_classes import imagenet_names
+from reconv.data.file_list import FileList, digest_files
+from reconv.data.readers.imagenet.classes import imagenet_names
 from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.data.storage.data_errors import unreadable
-from reconv.data.storage.file_list import FileList, digest_files
-from reconv.data.storage.local import is_folder, is_regular_file, listing, read
-from reconv.data.storage.remote_tree import shown_path
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.data_errors import unreadable
+from reconv.storage.local import is_folder, is_regular_file, listing, read
+from reconv.storage.remote_tree import shown_path
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif")
 HEIC_EXTENSIONS = ("heic", "heif")  # where pillow-heif is installed

@@ -11,11 +11,11 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import Sample, Split
-from reconv.data.storage.local import read, read_bounded_text
-from reconv.errors import DataError, UsageError
-from reconv.io import read_limits
-from reconv.io.bounded import parse_shallow_json
+from reconv.storage import read_limits
+from reconv.storage.bounded import parse_shallow_json
+from reconv.storage.local import read, read_bounded_text
 
 SPLITS_FILE = "dataset_dict.json"  # written by `DatasetDict.save_to_disk`
 STATE = "state.json"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, ByteRange, RangeBacked, Sample, Split
 from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.readers.shards.packed_format import EXTENSION, PackedShard
-from reconv.data.storage.local import listing
-from reconv.data.storage.remote_tree import is_remote, shown_path
-from reconv.errors import DataError
+from reconv.storage.local import listing
+from reconv.storage.remote_tree import is_remote, shown_path
 
 _OPEN_THREADS = 16  # they wait for the store
 

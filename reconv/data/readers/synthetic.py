@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from reconv.core.random import hash_array, key
 from reconv.data.dataset import I64, U8, Sample, Split
-from reconv.random import hash_array, key
 
 _SEED = 0
 _PATTERN_SIDE = 4

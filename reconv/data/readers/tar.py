@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import Split
 from reconv.data.readers.folder import EXTENSIONS, is_image_name
-from reconv.data.readers.shards.shard_dataset import ShardDataset, ShardFormat, check_label
-from reconv.data.readers.shards.shard_index import ScannedShard
-from reconv.data.storage.local import ReadStream, read, read_bounded_text, size_bytes
-from reconv.errors import DataError
-from reconv.io import read_limits
+from reconv.data.readers.shards.dataset import ShardDataset, ShardFormat, check_label
+from reconv.data.readers.shards.index import ScannedShard
+from reconv.storage import read_limits
+from reconv.storage.local import ReadStream, read, read_bounded_text, size_bytes
 
 CLASS_LIST = "classes.txt"  # beside the shards, one name per line
 _LABEL = "cls"

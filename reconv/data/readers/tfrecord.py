@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from reconv.data.readers.shards.shard_dataset import ShardFormat, check_label
-from reconv.data.readers.shards.shard_index import ScannedShard
+from reconv.data.readers.shards.dataset import ShardFormat, check_label
+from reconv.data.readers.shards.index import ScannedShard
 from reconv.data.readers.shards.tfrecord_format import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -20,8 +20,8 @@ from reconv.data.readers.shards.tfrecord_format import (
     record_error,
     record_spans,
 )
-from reconv.data.storage.local import ReadWindow
-from reconv.io.tensorflow_encoding import MalformedError
+from reconv.storage.local import ReadWindow
+from reconv.storage.tensorflow_encoding import MalformedError
 
 IMAGE, LABEL, SYNSET, TEXT = "image/encoded", "image/class/label", "image/class/synset", "image/class/text"
 _WANTED = (LABEL, SYNSET, TEXT)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import DataError
+from reconv.core.random import key, uniforms
 from reconv.data.dataset import Split
-from reconv.errors import DataError
-from reconv.random import key, uniforms
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 _LIMITS = (0.5, 1.5)  # of the fraction, per class
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from PIL import Image
 
+from reconv.core.random import key, uniforms
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.decode.pillow import RESAMPLING
 from reconv.data.transforms.image_ops import Operation, apply_operation
@@ -31,8 +32,7 @@ from reconv.data.transforms.random_policies import (
     trivial_operation,
     trivial_params,
 )
-from reconv.random import key, uniforms
-from reconv.recipe.data_fields import AugmentConfig, Interpolation
+from reconv.recipe.parts.data import AugmentConfig, Interpolation
 
 # Names of the parameters.
 SUB_POLICY = "sub_policy"  # int64 [n]: AutoAugment's pair of operations

@@ -8,9 +8,9 @@ import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
+from reconv.core.random import key, uniforms
 from reconv.data.dataset import I64, NamedArrays
-from reconv.random import key, uniforms
-from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig
+from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig
 
 _WHITE = 255
 _ENHANCERS = {

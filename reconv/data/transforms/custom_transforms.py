@@ -16,13 +16,13 @@ import numpy.typing as npt
 from PIL import Image
 from torch import Tensor
 
-from reconv.custom_code import build_object, code_errors
+from reconv.core.custom_code import build_object, code_errors
+from reconv.core.errors import UsageError
+from reconv.core.random import generator, hash_array, key, uniforms
 from reconv.data.dataset import I64, U8, NamedArrays
 from reconv.data.decode.pillow import to_array, to_image
-from reconv.errors import UsageError
-from reconv.random import generator, hash_array, key, uniforms
-from reconv.recipe.code_fields import TransformConfig
-from reconv.recipe.data_fields import AugmentConfig
+from reconv.recipe.parts.code import TransformConfig
+from reconv.recipe.parts.data import AugmentConfig
 
 EXTRA_KEYS = "extra_keys"  # uint64 [n, transforms]: the key of each generator
 _EXTRA_UNIFORMS = "extra_uniforms_"  # and the number of the transform: float32 [n, k]

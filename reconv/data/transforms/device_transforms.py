@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.color import is_jittered_on_device, jitter_on_device
 from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.mixup import (
@@ -28,7 +28,7 @@ from reconv.data.transforms.mixup import (
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES, FLIPS, effective_augment
 from reconv.kernels.ops import color_jitter
 from reconv.kernels.ops.normalize_images import normalize_and_mix, normalize_images, supports
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 
 class EvalPreprocess:

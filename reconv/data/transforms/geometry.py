@@ -10,10 +10,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.random import key, uniforms
 from reconv.data.dataset import F64, I64, U8, NamedArrays
 from reconv.data.decode.jpeg_header import PixelBox
-from reconv.random import key, uniforms
-from reconv.recipe.data_fields import AugmentConfig, RandomErasingConfig
+from reconv.recipe.parts.data import AugmentConfig, RandomErasingConfig
 
 # Names of crop parameters. The size of an image is known only once its header is read, so a random resized crop has
 # uniforms in [0, 1) that `random_resized_crop_box` maps to a box.

@@ -25,7 +25,7 @@ from reconv.data.transforms.auto_augment import auto_augment
 from reconv.data.transforms.color import color_jitter
 from reconv.data.transforms.geometry import CROP_CORNER, pad_crop, random_resized_crop_box
 from reconv.data.transforms.params import changes_colors_on_host
-from reconv.recipe.data_fields import AugmentConfig, Interpolation, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, Interpolation, PreprocessConfig
 
 
 def eval_transform(image: Image.Image, preprocess: PreprocessConfig) -> U8:

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from reconv.core.random import generator, key, permutation
 from reconv.data.dataset import I64
-from reconv.random import generator, key, permutation
-from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig
+from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig
 
 # Names of the parameters. Offsets are relative, so that they hold in any slice that keeps groups whole.
 MIXUP_OFFSETS = "mixup_offsets"  # int64 [n]: row of MixUp's partner minus own row

@@ -14,7 +14,7 @@ from reconv.data.transforms.auto_augment import auto_augment_params
 from reconv.data.transforms.color import color_params, device_color_params, is_jittered_on_device, is_jittered_on_host
 from reconv.data.transforms.custom_transforms import extra_host_params
 from reconv.data.transforms.geometry import alternating_flips, crop_params, erase_boxes, random_flips
-from reconv.recipe.data_fields import AugmentConfig, ZoomOutConfig
+from reconv.recipe.parts.data import AugmentConfig, ZoomOutConfig
 
 FLIPS = "flips"  # bool [n]
 COLOR_JITTER = "color_jitter"  # float32 [n, 4], as in `color.device_color_params`

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.random import uniforms
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.transforms.image_ops import Operation
-from reconv.random import uniforms
-from reconv.recipe.data_fields import RandAugmentConfig
+from reconv.recipe.parts.data import RandAugmentConfig
 
 # Names of the parameters.
 OP_INDEX = "op_index"  # int64 [n, num_ops]: which operations

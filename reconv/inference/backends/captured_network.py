@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reconv.inference.backends.compiler import compile_inference
 from reconv.inference.backends.outputs import largest_difference
-from reconv.inference.compiler import compile_inference
 from reconv.trainer.cuda_graph import GraphCapture
 
 MAX_DIFFERENCE = 0.1  # relative to the largest output; a few percent are normal in bf16

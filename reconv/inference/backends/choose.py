@@ -8,10 +8,11 @@ from threading import Lock
 
 import torch
 
+from reconv.build.network import Network
+from reconv.core.errors import ReconvError, UsageError
 from reconv.device import Device
-from reconv.errors import ReconvError, UsageError
 from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
-from reconv.inference.backends.eager_backend import EagerBackend
+from reconv.inference.backends.eager import EagerBackend
 from reconv.inference.backends.folded_network import FoldedNetwork, fold_network
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.backends.precisions import (
@@ -23,10 +24,9 @@ from reconv.inference.backends.precisions import (
 )
 from reconv.inference.calibration import CalibrationSource
 from reconv.precision import build_precision
-from reconv.recipe.code_fields import names_code
-from reconv.recipe.precision_fields import PrecisionConfig, PrecisionOps
+from reconv.recipe.parts.code import names_code
+from reconv.recipe.parts.precision import PrecisionConfig, PrecisionOps
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.network import Network
 
 _FASTEST: dict[str, BackendName] = {"cuda": "fused", "cpu": "folded"}  # by kind of device
 FEW_IMAGES = 512  # on a CPU, fewer are evaluated sooner than a faster network is built
@@ -101,7 +101,7 @@ def _build_int8(loaded: LoadedNetwork, backend: BackendName, log: Callable[[str]
         raise UsageError(f"the backend {backend} does not compute in int8", then="--backend onnxruntime, or omit it")
     if loaded.calibration is None:
         raise UsageError("int8 needs calibration images", then="load the model by Predictor.load")
-    from reconv.inference.backends.int8_backend import Int8Builder  # imports what export does
+    from reconv.inference.backends.int8 import Int8Builder  # imports what export does
 
     model, source = loaded.network.model, loaded.calibration
     builder = Int8Builder(
@@ -185,11 +185,11 @@ def _checked(loaded: LoadedNetwork, name: BackendName, precision: str) -> Infere
 def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> InferenceBackend:
     # Imported here: each takes a while, and one is needed.
     if name == "folded":
-        from reconv.inference.backends.folded_backend import FoldedBackend
+        from reconv.inference.backends.folded import FoldedBackend
 
         return FoldedBackend(loaded.recipe, loaded.fold(precision), precision)
     if name == "fused":
-        from reconv.inference.backends.fused_backend import FusedBackend
+        from reconv.inference.backends.fused import FusedBackend
 
         capture = loaded.device.graph_capture()
         assert capture is not None
@@ -198,6 +198,6 @@ def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> Inferenc
         raise UsageError(
             f"the backend onnxruntime computes in fp32, not in {precision}", then="--precision fp32, or omit --backend"
         )
-    from reconv.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+    from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend(loaded.recipe, loaded.network.model)

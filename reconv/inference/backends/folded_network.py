@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.inference.fold import fold_batch_norms
+from reconv.inference.backends.fold import fold_batch_norms
 
 
 @dataclass(frozen=True, slots=True)

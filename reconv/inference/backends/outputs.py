@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from reconv.random import key, uniforms
+from reconv.core.random import key, uniforms
 
 NUM_IMAGES = 2
 _PATCHES = 7  # along a side, of one color each

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from reconv.core.errors import UsageError
 from reconv.device import Device
 from reconv.device.cpu_features import has_bf16, has_int8
-from reconv.errors import UsageError
 from reconv.inference.backends.backend import Precision
 from reconv.recipe.schema import Recipe
 

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from threading import Thread
 from typing import Any
 
-from reconv.cuda_context import NVIDIA_DRIVER
-from reconv.io.python_child import python_command
+from reconv.core.cuda_context import NVIDIA_DRIVER
+from reconv.core.python_child import python_command
 
 _PROGRAM = "from reconv.kernels.jit.compile_variants import main; main()"
 

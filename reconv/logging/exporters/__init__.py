@@ -3,6 +3,6 @@
 An exporter is off until the recipe's `loggers` names it, works offline, and never affects the run.
 """
 
-from reconv.logging.exporters.exporter_set import ExporterSet, require_packages
+from reconv.logging.exporters.choose import ExporterSet, require_packages
 
 __all__ = ["ExporterSet", "require_packages"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import shorten
 from reconv.migrate.programs.detection_references import NVIDIA_SSD, TORCHVISION_DETECTION
 from reconv.migrate.programs.graphcore import GRAPHCORE_TRAIN

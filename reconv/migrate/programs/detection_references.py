@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.flags import flag, switch
 from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps, take_device
 from reconv.migrate.translation import Translation

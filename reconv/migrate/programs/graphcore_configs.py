@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flags import Flag, ParsedWords, Typed
 from reconv.recipe.presets import nearest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.programs.program import epochs, needs_weights
 from reconv.migrate.translation import Translation
 

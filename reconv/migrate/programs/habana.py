@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_small_text
 from reconv.migrate.flags import flag, switch, text_bool
 from reconv.migrate.programs.program import (
@@ -22,7 +22,7 @@ from reconv.migrate.programs.program import (
 )
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
-from reconv.recipe.precision_fields import OperationName
+from reconv.recipe.parts.precision import OperationName
 
 _DEFAULT_DATA = "/data/pytorch/imagenet/ILSVRC2012"
 _UNLIMITED = 2**63 - 1

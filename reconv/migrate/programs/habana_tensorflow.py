@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.flags import Flag, flag, switch
 from reconv.migrate.programs.program import Program, epochs, missing_data, needs_weights, refuse_positional, steps
 from reconv.migrate.translation import Translation

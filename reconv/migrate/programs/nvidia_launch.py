@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flags import ParsedWords, Typed, flag
 from reconv.migrate.programs.nvidia import ARCHITECTURES, FLAGS_CONVNETS, translate_convnets

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import unfilled
 from reconv.migrate.flags import Dialect, Flag, FlagParser, ParsedWords, Typed
 from reconv.migrate.programs.torchvision_names import TORCHVISION_CLASSIFIERS

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.command_line import unfilled
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flags import ParsedWords, Typed, flag, switch

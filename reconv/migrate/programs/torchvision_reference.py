@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.migrate.flags import flag, switch
 from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.programs.program import (

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv import random as keys
-from reconv.batch import Batch
+from reconv.core import random as keys
+from reconv.core.batch import Batch
 from reconv.models.layers.dropout import KeyedRandomLayer, sample_keys
 
 GroupStats = Sequence[tuple[int, Tensor]]  # of each group: its number of samples, and its statistics

@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 
 MAX_GROUPS = 32  # of a norm whose number of groups is not given
 _NUM_QUANTILES = 200

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reconv.recipe.rules.contradiction import Contradiction
-from reconv.recipe.rules.data_rules import augment_rules, color_jitter_rules, data_rules
-from reconv.recipe.rules.engine_rules import engine_rules, memory_rules, pipeline_rules, precision_rules
-from reconv.recipe.rules.schedule_rules import (
+from reconv.recipe.rules.data import augment_rules, color_jitter_rules, data_rules
+from reconv.recipe.rules.engine import engine_rules, memory_rules, pipeline_rules, precision_rules
+from reconv.recipe.rules.schedule import (
     batch_rules,
     durations_rules,
     end_of_run_rules,
     optimizer_rules,
     schedule_rules,
 )
-from reconv.recipe.rules.task_rules import anchors_rules, model_rules, results_rules, task_rules
+from reconv.recipe.rules.task import anchors_rules, model_rules, results_rules, task_rules
 
 if TYPE_CHECKING:
     from reconv.recipe.schema import Recipe

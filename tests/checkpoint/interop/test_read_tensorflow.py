@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from reconv.checkpoint.interop.sstable import read_table
 from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
-from reconv.errors import CheckpointError
-from reconv.io.tensorflow_encoding import MalformedError, masked_crc32c
+from reconv.core.errors import CheckpointError
+from reconv.storage.tensorflow_encoding import MalformedError, masked_crc32c
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reconv.checkpoint.interop.tensorflow import read_tensorflow
 from reconv.checkpoint.interop.tensorflow_names import to_resnet
 from reconv.checkpoint.load_weights import load_weights
-from reconv.errors import CheckpointError
+from reconv.core.errors import CheckpointError
 from reconv.models import build_model
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"

@@ -14,13 +14,14 @@ from checkpoint_examples import save, start_run
 import reconv
 from reconv.checkpoint import manifest
 from reconv.checkpoint.locate import locate
-from reconv.checkpoint.mirror import run_lease, run_mirror
-from reconv.checkpoint.mirror.run_download import download_run
-from reconv.checkpoint.mirror.run_mirror import RunMirror
-from reconv.checkpoint.run_dir import RunDir
-from reconv.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UnreadableRunError, UsageError
-from reconv.io.object_store import store_errors
-from reconv.io.object_store.object_store import open_object_store
+from reconv.checkpoint.mirror import lease as run_lease
+from reconv.checkpoint.mirror import upload as run_mirror
+from reconv.checkpoint.mirror.download import download_run
+from reconv.checkpoint.mirror.upload import RunMirror
+from reconv.core.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UnreadableRunError, UsageError
+from reconv.logging.run_dir import RunDir
+from reconv.storage.object_stores import errors as store_errors
+from reconv.storage.object_stores.store import open_object_store
 
 
 @pytest.fixture(autouse=True)

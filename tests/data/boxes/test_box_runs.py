@@ -12,7 +12,7 @@ from box_examples import write_coco
 
 import reconv
 from reconv.cli import main
-from reconv.errors import DataError
+from reconv.core.errors import DataError
 
 RECIPE = """\
 name: tiny-detector

@@ -9,9 +9,9 @@ from box_examples import write_coco
 from data_examples import encode, noise
 from detection_data import CATEGORIES, box, opened, rewrite
 
+from reconv.core.errors import DataError
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def test_images_without_a_box_are_dropped_from_training_or_kept_as_the_recipe_says(coco: Path) -> None:

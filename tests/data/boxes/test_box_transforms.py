@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reconv.data.boxes.box_transforms import (
+from reconv.core.random import uniforms
+from reconv.data.boxes.transforms import (
     VIEW_KEY,
     WHOLE_IMAGE,
     box_iou,
@@ -22,8 +23,7 @@ from reconv.data.boxes.box_transforms import (
     view_params,
     zoom_out,
 )
-from reconv.random import uniforms
-from reconv.recipe.data_fields import AugmentConfig, SsdCropConfig, ZoomOutConfig
+from reconv.recipe.parts.data import AugmentConfig, SsdCropConfig, ZoomOutConfig
 
 F64 = npt.NDArray[np.float64]
 BILINEAR = Image.Resampling.BILINEAR

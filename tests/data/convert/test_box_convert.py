@@ -14,10 +14,10 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 

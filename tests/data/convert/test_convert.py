@@ -20,6 +20,7 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
+from reconv.core.errors import DataError, RunLockedError, UsageError
 from reconv.data.convert.convert import ConvertResult, convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
@@ -30,8 +31,7 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.tfrecord_format import parse_example
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.errors import DataError, RunLockedError, UsageError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 FORMATS = ("packed", "folder", "tar", "tfrecord")
 
@@ -313,7 +313,7 @@ def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[
 def features_of(root: Path, pattern: str) -> list[dict[str, object]]:
     """Every record of some shards, in order."""
     from reconv.data.readers.shards.tfrecord_format import read_record, record_spans
-    from reconv.data.storage.local import ReadWindow
+    from reconv.storage.local import ReadWindow
 
     paths = sorted(root.glob(pattern))
     return [parse_example(read_record(path, *at)) for path in paths for at in record_spans(ReadWindow(path))]
@@ -460,7 +460,7 @@ def test_the_command_converts_and_refuses_contradictory_options(
 
 def test_packed_data_gives_the_batches_of_its_source(tree: Path, tmp_path: Path) -> None:
     from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
-    from reconv.recipe.data_fields import PreprocessConfig
+    from reconv.recipe.parts.data import PreprocessConfig
 
     run(tree, tmp_path / "new", "packed", TranscodeOptions(raw=True))
     rows = []

@@ -16,15 +16,15 @@ from loading_examples import each_row, host_train
 
 import reconv
 from reconv.checkpoint.store import CheckpointStore
+from reconv.core.errors import DataError, RecipeError
 from reconv.data.decode import native
 from reconv.data.decode.native import NativeSupport, choose_decoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.geometry import crop_params
-from reconv.errors import DataError, RecipeError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -13,12 +13,12 @@ from data_examples import encode, noise
 from loading_examples import each_row, host_train
 from PIL import Image
 
+from reconv.core.errors import DataError
 from reconv.data.decode.jpeg_header import PixelBox, cut_to_box, read_header
 from reconv.data.decode.pillow import decode
 from reconv.data.decode.simplejpeg import decode_with_pillow, jpeg_decoder, matches_pillow
 from reconv.data.transforms.geometry import crop_params
-from reconv.errors import DataError
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 SPEC = PreprocessConfig(size=32)
 

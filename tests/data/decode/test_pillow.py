@@ -15,8 +15,8 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.decode.pillow import decode
-from reconv.errors import DataError, ExitCode
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
 
@@ -204,7 +204,7 @@ def test_running_out_of_memory_is_not_a_bad_file(monkeypatch: pytest.MonkeyPatch
 def test_pillow_warnings_are_not_shown() -> None:
     program = """
 from reconv.data.decode.pillow import decode
-from reconv.errors import DataError
+from reconv.core.errors import DataError
 from test_pillow import png_beginning
 try:
     decode(png_beginning(12_000, 9_000), 3)

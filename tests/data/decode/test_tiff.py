@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from reconv.core.errors import DataError
 from reconv.data.decode.pillow import decode
 from reconv.data.readers.detection.box_table_dataset import upright_size
-from reconv.errors import DataError
 
 GRAY = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
 COLOR = np.stack([GRAY, 255 - GRAY, np.full_like(GRAY, 90)], axis=2)

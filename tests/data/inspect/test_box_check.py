@@ -14,11 +14,11 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.boxes.box_table import PROBLEMS, ProblemKind
+from reconv.data.boxes.table import PROBLEMS, ProblemKind
 from reconv.data.inspect.check import CheckReport, check, class_tiles
 from reconv.data.inspect.lenient_open import DataIssue
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog"}
 

@@ -14,16 +14,16 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
+from reconv.build.datasets import open_datasets
+from reconv.core.errors import DataError
 from reconv.data.convert.convert import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import CheckReport, check, class_tiles
 from reconv.data.inspect.lenient_open import SPLITS, DataIssue
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
 from reconv.recipe.loader import load
-from reconv.trainer.build.datasets import open_datasets
+from reconv.recipe.parts.data import DataConfig
 
 
 def run_check(path: Path | str, workers: int = 2) -> CheckReport:

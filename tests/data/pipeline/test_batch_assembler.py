@@ -10,7 +10,8 @@ import torch
 from data_examples import noise
 from loading_examples import host_train
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError
 from reconv.data.dataset import Dataset, select_rows
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
@@ -20,9 +21,8 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.params import host_params
-from reconv.errors import RecipeError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, CopyEvent
+from reconv.core.batch import Batch, CopyEvent
+from reconv.core.errors import DataError
 from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, private_buffer
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import Column
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -13,7 +13,8 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.data.dataset import LabelError
 from reconv.data.pipeline.detection_pipeline import DetectionPipeline, make_detection_pipeline, mean_color
@@ -21,10 +22,9 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.transforms.device_transforms import TrainPreprocess, flip_batch
-from reconv.errors import DataError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
-from reconv.recipe.detection_fields import DetectionConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
+from reconv.recipe.parts.detection import DetectionConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

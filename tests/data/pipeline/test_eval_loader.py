@@ -10,7 +10,8 @@ import torch
 from data_examples import encode, noise
 from loading_examples import host_eval
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import DataError
 from reconv.data.dataset import Sample
 from reconv.data.pipeline import eval_loader
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -18,8 +19,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 
 GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 

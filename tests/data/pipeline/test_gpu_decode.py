@@ -18,7 +18,8 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import DataError, RecipeError
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples
 from reconv.data.pipeline.decode_balance import balanced_fraction, measure_gpu_decode_fraction
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -28,10 +29,9 @@ from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import ThreadPool, Workers
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError, RecipeError
 from reconv.kernels.ops.crop import CropBox, crop_reference
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

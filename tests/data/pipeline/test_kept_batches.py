@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.pipeline.kept_batches import KeptBatches
 
 SIZES = {3: 4, 5: 4, 9: 3}  # rows of batches by number; the last is short

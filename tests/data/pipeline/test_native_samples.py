@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jpeg_examples import encoded, photograph
 from PIL import Image
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files, select_rows
 from reconv.data.decode import native
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
@@ -32,8 +33,7 @@ from reconv.data.transforms.geometry import (
     random_resized_crop_box,
 )
 from reconv.data.transforms.params import host_params
-from reconv.errors import DataError
-from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 

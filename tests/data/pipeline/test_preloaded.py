@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
+from reconv.core.errors import RecipeError
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import RecipeError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration

@@ -19,13 +19,13 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.packed import PackedDataset
-from reconv.data.storage import range_cache, remote_tree
-from reconv.data.storage.remote_index import write_index
-from reconv.data.storage.remote_tree import mount, shared_cache
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
+from reconv.storage import range_cache, remote_tree
+from reconv.storage.remote_index import write_index
+from reconv.storage.remote_tree import mount, shared_cache
 
 _BLOCK = 4096
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from data_examples import encode, noise, trained_weights
 
+from reconv.build.datasets import cache_size, open_datasets, with_cache
+from reconv.core.errors import ResourceError
 from reconv.data.dataset import Sample
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, num_bytes
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import ResourceError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 from reconv.recipe.plan import CacheSize, Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import cache_size, open_datasets, with_cache
 
 
 class Counting(FolderDataset):

@@ -15,6 +15,7 @@ from data_examples import encode, noise
 from loading_examples import host_train
 from torch import Tensor
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, NamedArrays, Sample, select_rows
 from reconv.data.decode.pillow import decode
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -28,9 +29,8 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.geometry import crop_params
-from reconv.errors import DataError
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from data_examples import cifar_layout
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.dataset import Sample
 from reconv.data.readers.cifar import open_cifar
-from reconv.errors import DataError, ExitCode
 
 
 def pixels(sample: Sample) -> np.ndarray:

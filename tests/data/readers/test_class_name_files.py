@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconv.data.readers.class_name_files import display_names
-from reconv.data.readers.imagenet.imagenet_classes import imagenet_names, with_imagenet_names
+from reconv.data.readers.imagenet.classes import imagenet_names, with_imagenet_names
 
 CLASSES = ("n01440764", "n01443537", "n99999999")
 

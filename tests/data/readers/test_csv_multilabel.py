@@ -9,6 +9,7 @@ import pytest
 import torch
 from data_examples import encode, noise
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import all_targets, class_counts, is_multilabel
 from reconv.data.inspect.check import check
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -17,8 +18,7 @@ from reconv.data.pipeline.sample_cache import CacheBudget, cache_samples
 from reconv.data.readers.csv_multilabel import MultilabelCSVDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig, PreprocessConfig
+from reconv.recipe.parts.data import DataConfig, PreprocessConfig
 
 BY_CELL = ["file,label,split", "0.png,cat;dog,train", "1.png,,train", "2.png,dog | emu,train", "3.png,cat,val"]
 BY_COLUMN = ["file,dog,cat,emu,split", "0.png,1,1,0,train", "1.png,0,0,0,train", "2.png,1,0,1,train", "3.png,0,1,0,val"]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from reconv.custom_code import CustomCodeError, provide
+from reconv.core.custom_code import CustomCodeError, provide
+from reconv.core.errors import DataError, ReconvError, UsageError
 from reconv.data.dataset import LabelError, all_targets
 from reconv.data.inspect.check import check
 from reconv.data.readers.custom import CustomDataset
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.errors import DataError, ReconvError, UsageError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 LETTERS = ["a", "b", "c"]

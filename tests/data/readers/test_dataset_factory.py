@@ -11,7 +11,7 @@ from reconv.data.dataset import Subset, at_most, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def test_subset_percent_selects_training_samples_evenly_and_keeps_validation(tree: Path) -> None:

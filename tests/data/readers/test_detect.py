@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError, ExitCode
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])

@@ -13,9 +13,9 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.decode.pillow import _register_heif, decode, reads_heic
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError, ExitCode
 
 
 def test_folder_classes_are_sorted_and_samples_follow_names(tree: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import reconv
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.dataset import Dataset, Split, all_targets, class_counts
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
@@ -22,9 +23,8 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
-from reconv.errors import DataError, ExitCode
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
+from reconv.core.errors import DataError, ExitCode, UsageError
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError, ExitCode, UsageError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 DATASETS = """
 import base64, json

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from data_examples import encode, noise
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.dataset import Sample
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShard, PackedShardInfo, write_shard
-from reconv.data.storage.local import MappedFile, UnmappedFile, open_ranges
-from reconv.data.storage.mounts import is_local
-from reconv.errors import DataError, ExitCode
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage.local import MappedFile, UnmappedFile, open_ranges
+from reconv.storage.mounts import is_local
 
 CLASSES = ("ant", "bee", "Käfer")
 

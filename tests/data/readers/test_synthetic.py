@@ -7,7 +7,7 @@ import numpy as np
 from reconv.data.dataset import Sample
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.synthetic import SyntheticDataset
-from reconv.recipe.data_fields import DataConfig, PreprocessConfig
+from reconv.recipe.parts.data import DataConfig, PreprocessConfig
 
 
 def pixels(sample: Sample) -> np.ndarray:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.tar import open_tar
-from reconv.errors import DataError, ExitCode
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 Member = tuple[str, bytes]
 

@@ -18,11 +18,12 @@ from data_examples import encode, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reconv.core.errors import DataError, ExitCode
 from reconv.data.dataset import Sample
 from reconv.data.decode.pillow import decode
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.shards.shard_dataset import ShardDataset
+from reconv.data.readers.shards.dataset import ShardDataset
 from reconv.data.readers.shards.tfrecord_format import (
     encode_example,
     parse_example,
@@ -32,10 +33,9 @@ from reconv.data.readers.shards.tfrecord_format import (
     write_records,
 )
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.storage.local import ReadWindow
-from reconv.errors import DataError, ExitCode
-from reconv.io.tensorflow_encoding import MalformedError, masked_crc32c
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage.local import ReadWindow
+from reconv.storage.tensorflow_encoding import MalformedError, masked_crc32c
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tfrecord"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

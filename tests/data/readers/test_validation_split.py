@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reconv.core.errors import DataError
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def write(root: Path, counts: dict[str, int], start: int = 0) -> Path:

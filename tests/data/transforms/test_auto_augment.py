@@ -25,7 +25,7 @@ from reconv.data.transforms.random_policies import (
     timm_operation,
     trivial_operation,
 )
-from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
+from reconv.recipe.parts.data import AugmentConfig, RandAugmentConfig
 
 GRAY = 128
 

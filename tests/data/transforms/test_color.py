@@ -10,11 +10,11 @@ import torch
 from data_examples import noise
 from PIL import Image, ImageEnhance
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.color import color_jitter, color_params, device_color_params, jitter_on_device, shift_hue
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER
-from reconv.recipe.data_fields import (
+from reconv.recipe.parts.data import (
     AugmentConfig,
     ColorJitterConfig,
     PreprocessConfig,

@@ -11,14 +11,14 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.custom_code import CustomCodeError, provide
+from reconv.core.batch import Batch
+from reconv.core.custom_code import CustomCodeError, provide
+from reconv.core.errors import UsageError
 from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
 from reconv.data.readers.digits import open_digits
 from reconv.data.transforms.custom_transforms import device_transforms
 from reconv.data.transforms.device_transforms import TrainPreprocess
-from reconv.errors import UsageError
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 GRAY = PreprocessConfig(size=8, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 

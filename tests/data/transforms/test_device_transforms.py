@@ -8,15 +8,15 @@ import torch
 from data_examples import noise
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.digits import open_digits
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.data.transforms.geometry import erase_boxes
 from reconv.data.transforms.mixup import mix_params
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import (
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import (
     AugmentConfig,
     CutmixConfig,
     DataConfig,

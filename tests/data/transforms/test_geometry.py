@@ -21,7 +21,7 @@ from reconv.data.transforms.geometry import (
     random_flips,
     random_resized_crop_box,
 )
-from reconv.recipe.data_fields import (
+from reconv.recipe.parts.data import (
     AugmentConfig,
     RandomErasingConfig,
 )

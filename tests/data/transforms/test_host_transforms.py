@@ -17,7 +17,7 @@ from reconv.data.transforms.geometry import (
     random_resized_crop_box,
 )
 from reconv.data.transforms.host_transforms import resized_shorter_side, train_preprocess
-from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 
 def saved(image: Image.Image, format: str, **options: object) -> bytes:

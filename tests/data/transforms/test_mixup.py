@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
-from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
 
 SIZE = 14  # not a power of two: areas are no round fractions
 NUM_CLASSES = 7

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reconv.batch import Batch
+from reconv.core.batch import Batch
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.data.transforms.params import host_params
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import (
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import (
     AugmentConfig,
     ColorJitterConfig,
     DataConfig,

@@ -96,8 +96,8 @@ def load(run: Path) -> None:
 
     from reconv.checkpoint.locate import locate
     from reconv.checkpoint.store import open_store
-    from reconv.errors import ReconvError
-    from reconv.io.atomic import system_error
+    from reconv.core.errors import ReconvError
+    from reconv.storage.files import system_error
 
     try:
         for which in ("newest", "best"):

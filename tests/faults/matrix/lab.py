@@ -92,8 +92,9 @@ class Lab:
     def warm_up(self) -> None:
         """Train once in this process, which imports what is imported late."""
         from reconv.cli import main
+        from reconv.core import wait
         from reconv.distributed import rank_store
-        from reconv.io import transient, wait
+        from reconv.storage import transient
 
         rank_store.WAIT_TIMEOUT_S = wait.WAIT_TIMEOUT_S = DEADLINE_S / 3
         transient.RETRY_DELAYS_S = (0.001,) * len(transient.RETRY_DELAYS_S)

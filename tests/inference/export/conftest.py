@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.inference.export.export_run import ExportResult
+from reconv.export.run import ExportResult
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,12 @@ from export_examples import example_recipe, write_weights
 from PIL import Image
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.run_identity import read_identity
-from reconv.errors import DataError, ExitCode, ExportError, RunLockedError, UsageError
-from reconv.inference.export import export_run
-from reconv.inference.export.export_folder import ExportFolder
-from reconv.inference.export.export_run import ExportResult
+from reconv.core.errors import DataError, ExitCode, ExportError, RunLockedError, UsageError
+from reconv.export import run as export_run
+from reconv.export.folder import ExportFolder
+from reconv.export.run import ExportResult
+from reconv.logging.run_dir import RunDir
 
 
 def test_the_folder_has_the_model_its_card_and_a_script(exported: ExportResult, classifier: Path) -> None:

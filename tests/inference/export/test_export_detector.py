@@ -20,15 +20,15 @@ from torch import Tensor, nn
 import reconv
 from reconv.data.boxes.annotations import make_annotation
 from reconv.detection.postprocess import PostprocessConfig, postprocess
-from reconv.inference.export.export_detector import ExportDetector, NMSOperation
-from reconv.inference.export.export_metadata import NMSRules
-from reconv.inference.export.gate import Reference
-from reconv.inference.export.gate_boxes import BoxRules, compare_boxes, compare_detections
-from reconv.inference.export.gate_images import GateImage
-from reconv.inference.export.onnx_file import quiet_exporter, trace
-from reconv.inference.export.run_script import run_script
+from reconv.export.detector import ExportDetector, NMSOperation
+from reconv.export.gate.boxes import BoxRules, compare_boxes, compare_detections
+from reconv.export.gate.check import Reference
+from reconv.export.gate.images import GateImage
+from reconv.export.metadata import NMSRules
+from reconv.export.run_script import run_script
+from reconv.inference.backends.onnx_file import quiet_exporter, trace
 from reconv.models.architecture import SSDOutput
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 
 SIZE, NUM_ANCHORS, NUM_CLASSES, VARIANCES = 4, 120, 3, (0.1, 0.2)
 CONFIG = PostprocessConfig(score_threshold=0.2, nms_iou=0.4, max_per_class=30, max_per_image=25)

@@ -12,13 +12,13 @@ from export_examples import CLASSES, example_recipe, write_photographs, write_we
 from safetensors import safe_open
 
 import reconv
-from reconv.errors import UsageError
-from reconv.inference.export.export_metadata import ExportMetadata
-from reconv.inference.export.export_module import ExportClassifier, example_images
-from reconv.inference.export.package_networks import find_package_network, timm_names
-from reconv.inference.export.targets import ExportOptions
-from reconv.inference.export.torch_export_file import trace
-from reconv.inference.export.weights_file import write_torchvision_pth
+from reconv.core.errors import UsageError
+from reconv.export.formats.torch_export import trace
+from reconv.export.formats.weights import write_torchvision_pth
+from reconv.export.metadata import ExportMetadata
+from reconv.export.package_networks import find_package_network, timm_names
+from reconv.export.targets import ExportOptions
+from reconv.inference.backends.whole_model import ExportClassifier, example_images
 from reconv.inference.predictor import Predictor
 from reconv.models import build_model
 

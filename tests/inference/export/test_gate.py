@@ -13,9 +13,9 @@ from export_examples import example_recipe, write_photographs, write_weights
 from onnx import numpy_helper
 
 import reconv
-from reconv.errors import ExportError
-from reconv.inference.export import gate
-from reconv.inference.export.gate_images import GateImage, GateImages, collect_images
+from reconv.core.errors import ExportError
+from reconv.export.gate import check as gate
+from reconv.export.gate.images import GateImage, GateImages, collect_images
 from reconv.inference.predictor import Predictor, no_log
 
 Case = tuple[gate.Reference, GateImages, Path]

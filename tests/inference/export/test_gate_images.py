@@ -11,8 +11,8 @@ import pytest
 from export_examples import example_recipe, write_photographs, write_weights
 from PIL import Image
 
-from reconv.errors import DataError
-from reconv.inference.export.gate_images import GateImages, collect_images
+from reconv.core.errors import DataError
+from reconv.export.gate.images import GateImages, collect_images
 from reconv.inference.predictor import Predictor
 
 CLASSES = ("ant", "bee")

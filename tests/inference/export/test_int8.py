@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import reconv
-from reconv.errors import ExportError, UsageError
+from reconv.core.errors import ExportError, UsageError
+from reconv.inference.backends.onnx_file import quiet_exporter, trace
+from reconv.inference.backends.quantize import quantize_onnx
 from reconv.inference.calibration import CalibrationSource
-from reconv.inference.export.int8 import quantize_onnx
-from reconv.inference.export.onnx_file import quiet_exporter, trace
 from reconv.inference.predictor import Predictor
 
 

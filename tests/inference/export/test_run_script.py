@@ -14,10 +14,10 @@ from export_examples import odd_images
 
 from reconv.data.decode.pillow import decode_image
 from reconv.data.transforms.host_transforms import eval_transform
-from reconv.inference.export.export_metadata import ExportMetadata
-from reconv.inference.export.run_script import run_script
-from reconv.inference.export.targets import TARGETS
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.export.metadata import ExportMetadata
+from reconv.export.run_script import run_script
+from reconv.export.targets import TARGETS
+from reconv.recipe.parts.data import PreprocessConfig
 
 IMAGES = odd_images()
 PREPROCESS = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import reconv
-from reconv.errors import UsageError
+from reconv.core.errors import UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, TrainProgress
 

@@ -21,16 +21,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any, NamedTuple
 
+from reconv.core.errors import ResourceError, UsageError
+from reconv.core.machine import process_state
+from reconv.core.python_child import python_command
+from reconv.core.wait import ProcessWait
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import Buffer
 from reconv.data.pipeline.workers.shared_pickle import NotPicklableError, SharedPickle, pack, shared_file
 from reconv.data.pipeline.workers.thread_pool import FillTask, Wait
 from reconv.data.pipeline.workers.worker_main import FillRows, MapBuffer, Register, UnmapBuffer
 from reconv.data.stage_timing import Seconds
-from reconv.errors import ResourceError, UsageError
-from reconv.io.python_child import python_command
-from reconv.io.wait import ProcessWait
-from reconv.machine import process_state
 
 _PROGRAM = "from reconv.data.pipeline.workers.worker_main import main; main()"
 _WAIT_STEP_S = 1.0

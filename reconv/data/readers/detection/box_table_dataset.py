@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
-from reconv.data.boxes.box_table import BoxTable, apply_box_policies
+from reconv.data.boxes.table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, at_most
 from reconv.data.decode.pillow import formats_of, unidentified
+from reconv.data.file_list import MAX_SIZES
 from reconv.data.readers.validation_split import ValidationSplit
-from reconv.data.storage.file_list import MAX_SIZES
-from reconv.data.storage.local import read, read_bounded_text, size_bytes
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.local import read, read_bounded_text, size_bytes
 
 _EXIF_ORIENTATION = 0x0112
 _ROTATED_BY_90 = (5, 6, 7, 8)

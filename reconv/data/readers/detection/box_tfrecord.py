@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, AnnotationError, DetectionDataset
-from reconv.data.boxes.box_table import (
+from reconv.data.boxes.table import (
     UNKNOWN,
     BoxTable,
     BoxTableBuilder,
@@ -24,8 +25,8 @@ from reconv.data.boxes.box_table import (
     find_bad_boxes,
 )
 from reconv.data.dataset import I64, Sample, Split
-from reconv.data.readers.shards.shard_dataset import ShardNaming, find_shards, first_shard
-from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
+from reconv.data.readers.shards.dataset import ShardNaming, find_shards, first_shard
+from reconv.data.readers.shards.index import ScannedShard, ShardIndex, open_index
 from reconv.data.readers.shards.tfrecord_format import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -36,11 +37,10 @@ from reconv.data.readers.shards.tfrecord_format import (
     record_error,
     record_spans,
 )
-from reconv.data.storage.local import ReadWindow, read_bounded_text
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.io.tensorflow_encoding import MalformedError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.local import ReadWindow, read_bounded_text
+from reconv.storage.tensorflow_encoding import MalformedError
 
 IMAGE = "image/encoded"
 HEIGHT, WIDTH, FILE, ID = "image/height", "image/width", "image/filename", "image/source_id"

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import AnnotationError
-from reconv.data.boxes.box_table import UNKNOWN, AnnotationProblem, BoxTable, ProblemKind, make_problem
+from reconv.data.boxes.table import UNKNOWN, AnnotationProblem, BoxTable, ProblemKind, make_problem
 from reconv.data.dataset import Split
+from reconv.data.file_list import FileList
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, hold_out, open_box_table, resolve_path
-from reconv.data.storage.file_list import FileList
-from reconv.data.storage.local import is_possible_path, listing, read_bounded_text
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.io.bounded import parse_json
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.bounded import parse_json
+from reconv.storage.local import is_possible_path, listing, read_bounded_text
 
 _FOLDER = "annotations"
 _ROBOFLOW_FILE = "_annotations.coco.json"  # in the folder of the images

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
+from reconv.core.errors import DataError
+from reconv.data.boxes.table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
@@ -18,10 +19,9 @@ from reconv.data.readers.detection.box_table_dataset import (
     read_class_names,
     read_file_names,
 )
-from reconv.data.storage.local import is_possible_path, listing, read
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.local import is_possible_path, listing, read
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),

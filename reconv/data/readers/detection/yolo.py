@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
+from reconv.core.errors import DataError
+from reconv.data.boxes.table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
@@ -23,11 +24,10 @@ from reconv.data.readers.detection.box_table_dataset import (
     resolve_path,
 )
 from reconv.data.readers.folder import SPLIT_TITLES, is_image_name, walk_images
-from reconv.data.storage.local import is_possible_path, listing, read_bounded_text
-from reconv.errors import DataError
-from reconv.io import read_limits
-from reconv.recipe import yaml_document
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.load import document as yaml_document
+from reconv.recipe.parts.data import DataConfig
+from reconv.storage import read_limits
+from reconv.storage.local import is_possible_path, listing, read_bounded_text
 
 _NAME_LISTS = ("classes.txt", "obj.names")
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reconv.data.readers.imagenet.imagenet_labels import (
+from reconv.core.errors import DataError
+from reconv.data.readers.imagenet.labels import (
     DEVKIT_FOLDER,
     LIST_FILES,
     SOLUTION_FILE,
@@ -13,7 +14,6 @@ from reconv.data.readers.imagenet.imagenet_labels import (
     has_labels,
     validation_synsets,
 )
-from reconv.errors import DataError
 
 _LEVELS_UP = 3  # Kaggle's list is beside ILSVRC/, its images are in ILSVRC/Data/CLS-LOC/val/
 

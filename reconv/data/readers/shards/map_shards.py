@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from reconv.errors import DataError
+from reconv.core.errors import DataError
 
 T = TypeVar("T")
 

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import I64, U8, ByteRange, Sample
-from reconv.data.storage.local import ByteRanges, open_ranges
-from reconv.data.storage.remote_tree import shown_path
-from reconv.errors import DataError
-from reconv.io.bounded import parse_shallow_json
+from reconv.storage.bounded import parse_shallow_json
+from reconv.storage.local import ByteRanges, open_ranges
+from reconv.storage.remote_tree import shown_path
 
 EXTENSION = ".packed"
 _MAGIC = b"RECONVPK"

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from reconv.data.storage.local import ReadWindow, read, size_bytes
-from reconv.errors import DataError
-from reconv.io.atomic import atomic_writer
-from reconv.io.tensorflow_encoding import (
+from reconv.core.errors import DataError
+from reconv.storage.files import atomic_writer
+from reconv.storage.local import ReadWindow, read, size_bytes
+from reconv.storage.tensorflow_encoding import (
     MalformedError,
     bytes_field_spans,
     encode_bytes_field,

@@ -19,6 +19,8 @@ import torch
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
+from reconv.core import wait
+from reconv.core.errors import DataError, RankLostError, ResourceError, UsageError
 from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
@@ -35,10 +37,8 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
-from reconv.errors import DataError, RankLostError, ResourceError, UsageError
-from reconv.io import wait
-from reconv.recipe.batch_fields import BatchConfig
-from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.parts.batch import BatchConfig
+from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -9,9 +9,9 @@ import pytest
 from box_examples import write_voc, write_yolo
 from detection_data import opened
 
+from reconv.core.errors import DataError
 from reconv.data.pipeline.detection_pipeline import DetectionPipeline
-from reconv.errors import DataError
-from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.parts.data import PreprocessConfig
 
 
 def test_a_missing_image_is_named_when_read(coco: Path) -> None:

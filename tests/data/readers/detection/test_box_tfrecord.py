@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from data_examples import encode, noise
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_records
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def record(source_id: str, boxes: list[tuple[int, float, float, float, float]], **more: Values) -> bytes:

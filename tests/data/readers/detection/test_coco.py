@@ -9,8 +9,8 @@ import pytest
 from data_examples import encode, noise
 from detection_data import opened, rewrite
 
+from reconv.core.errors import DataError
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError
 
 
 def test_coco_is_detected_and_ids_with_gaps_become_classes(coco: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 
 def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:

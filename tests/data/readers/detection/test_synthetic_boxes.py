@@ -10,7 +10,7 @@ from reconv.data.dataset import Split
 from reconv.data.readers.dataset_factory import open_dataset, select, subsample
 from reconv.data.readers.detection.synthetic_boxes import MAX_BOXES
 from reconv.data.readers.synthetic import class_pattern
-from reconv.recipe.data_fields import DataConfig, PreprocessConfig
+from reconv.recipe.parts.data import DataConfig, PreprocessConfig
 
 DATA = DataConfig(num_samples=40, num_classes=3, preprocess=PreprocessConfig(size=64, resize=None))
 

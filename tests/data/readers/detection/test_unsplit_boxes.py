@@ -10,11 +10,11 @@ import pytest
 from box_examples import write_coco, write_voc, write_yolo
 from detection_data import box, opened
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.inspect.check import check
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 NUM_IMAGES = 12
 

@@ -8,8 +8,8 @@ import pytest
 from box_examples import write_voc
 from detection_data import opened
 
+from reconv.core.errors import DataError
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError
 
 
 def test_voc_lists_boxes_and_difficult_flags_are_read(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from box_examples import write_voc, write_yolo
 from detection_data import opened
 
+from reconv.core.errors import DataError
 from reconv.data.readers.detect import detect
-from reconv.errors import DataError
 
 
 @pytest.mark.parametrize("layout", ["images/train", "train/images"])

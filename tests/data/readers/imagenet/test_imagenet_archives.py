@@ -13,13 +13,13 @@ from data_examples import encode, noise
 from scipy.io import savemat
 
 from reconv.cli import main
+from reconv.core.errors import DataError, ExitCode, UsageError
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.dataset import Split
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.readers.imagenet.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
-from reconv.data.readers.imagenet.imagenet_labels import DEVKIT_FOLDER, TRUTH_FILE, validation_synsets
-from reconv.errors import DataError, ExitCode, UsageError
+from reconv.data.readers.imagenet.archives import COUNTS, TRAIN_FILE, VAL_FILE
+from reconv.data.readers.imagenet.labels import DEVKIT_FOLDER, TRUTH_FILE, validation_synsets
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")
 KIT_NUMBERS = {2: "n01440764", 1: "n02119789", 3: "n03000001"}  # the kit's order is another

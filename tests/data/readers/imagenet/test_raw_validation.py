@@ -8,13 +8,13 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.cli import main
+from reconv.core.errors import DataError
 from reconv.data.dataset import Split
 from reconv.data.inspect.check import check
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError
-from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.parts.data import DataConfig
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
 ANSWERS = (2, 0, 1, 2)

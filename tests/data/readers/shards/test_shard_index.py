@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
-from reconv.data.storage.local import ReadWindow
-from reconv.errors import DataError
+from reconv.core.errors import DataError
+from reconv.data.readers.shards.index import ScannedShard, ShardIndex, open_index
+from reconv.storage.local import ReadWindow
 
 SCAN_COUNT: list[str] = []
 

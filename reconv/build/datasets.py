@@ -1,0 +1,198 @@
+"""The datasets of a run: where they are, opening them, and caching their samples in memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+
+from reconv.core.errors import DataError, ResourceError, UsageError
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.dataset import Dataset, LabelError, Split
+from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.class_name_files import display_names
+from reconv.data.readers.dataset_factory import open_dataset, subsample
+from reconv.data.readers.detect import detect
+from reconv.recipe.parts.code import names_code
+from reconv.recipe.parts.data import NEED_NO_PATH
+from reconv.recipe.plan import CacheSize
+from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import IN_MEMORY
+from reconv.storage.object_stores.store import as_url, is_url
+from reconv.storage.remote_tree import local_data_path
+
+
+@dataclass(frozen=True, slots=True)
+class Datasets:
+    train: Dataset
+    val: Dataset
+    num_val_left_out: int = 0  # by evaluate.num_samples
+    display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
+    notes: tuple[str, ...] = ()  # where these names come from
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes for people; `class_names` of the datasets is what they are matched by."""
+        return self.display_names or tuple(self.train.class_names)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """What the data is, for people: of training, then of validation."""
+        return ("; ".join((self.train.origin, *self.notes)), "; ".join((self.val.origin, *self.notes)))
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
+
+    def hash_ahead(self) -> None:
+        """Compute the fingerprint in a thread where it is a digest of all pixels; `fingerprint` waits for it.
+
+        150 MB take 0.2 to 0.3 s, in which the device is opened and the network is built: hashing releases the GIL.
+        """
+        if isinstance(self.train, ArrayDataset):
+            Thread(target=self.fingerprint, name="fingerprint", daemon=True).start()
+
+
+def open_split(recipe: Recipe, path: Path | None, split: Split) -> Dataset:
+    """One split of the dataset at a path."""
+    is_detection = recipe.task == "detection"
+    multilabel = recipe.task == "multilabel"
+    dataset = open_dataset(recipe.data.source, path, split, recipe.data, boxes=is_detection, multilabel=multilabel)
+    return as_detection_dataset(dataset) if is_detection else dataset
+
+
+def open_datasets(recipe: Recipe) -> Datasets:
+    """The training and validation sets of a recipe, at its `data.path` or else at $DATA_DIR."""
+    path = data_path(recipe)
+    train, val = (open_split(recipe, path, split) for split in ("train", "val"))
+    if len(train) == 0 or len(val) == 0:
+        raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
+    if train.kind == "folder" and len(train.class_names) == 1:
+        raise DataError(
+            f"there is only one class: {train.class_names[0]}",
+            where=train.origin,
+            why="a classifier needs two or more classes to tell apart",
+            then="add a folder with images of something else, or give the folder that holds all classes: --data DIR",
+        )
+    if train.class_names != val.class_names:
+        raise DataError(
+            "the training and the validation set have other classes",
+            where=recipe.data.source,
+            why=f"{len(train.class_names)} and {len(val.class_names)} classes, or in another order",
+        )
+    subset = limit_samples(val, recipe.evaluate.num_samples)
+    if recipe.task == "detection" and recipe.evaluate.every != "off":
+        check_has_objects(as_detection_dataset(subset))
+    names, note = display_names(_data_folder(recipe, path), train.class_names)
+    return Datasets(train, subset, len(val) - len(subset), names, (note,) if note else ())
+
+
+def _data_folder(recipe: Recipe, path: Path | None) -> Path | None:
+    """The folder that holds the data, which may be below the given path; None for other kinds of data."""
+    if path is None or not path.is_dir() or recipe.data.source in NEED_NO_PATH or names_code(recipe.data.source):
+        return None
+    return detect(path, recipe.data.source).path
+
+
+def limit_samples(dataset: Dataset, num_samples: int | None) -> Dataset:
+    """At most `num_samples` samples, evenly spaced over the dataset; None: all of them."""
+    if num_samples is None or num_samples >= len(dataset):
+        return dataset
+    return subsample(dataset, 100 * num_samples / len(dataset))
+
+
+def with_cache(recipe: Recipe, datasets: Datasets, available_bytes: int | None, num_ranks: int) -> Datasets:
+    """The datasets with their samples cached in memory, up to this rank's share of half of what is available."""
+    if recipe.data.cache == "off" or datasets.train.kind in IN_MEMORY:
+        return datasets
+    if available_bytes is None:
+        raise ResourceError(
+            "the available memory is unknown on this system, so the size of a cache cannot be limited",
+            where="data.cache",
+            then="--set data.cache=off",
+        )
+    budget = CacheBudget(available_bytes // 2 // num_ranks)
+    return replace(datasets, train=cache_samples(datasets.train, budget), val=cache_samples(datasets.val, budget))
+
+
+def cache_size(datasets: Datasets) -> CacheSize | None:
+    """How much a cache of these datasets needs and may use; None if they are not cached."""
+    caches = [dataset for dataset in (datasets.train, datasets.val) if isinstance(dataset, CachedDataset)]
+    return CacheSize(sum(cache.estimated_bytes for cache in caches), caches[0].budget_bytes) if caches else None
+
+
+def data_path(recipe: Recipe) -> Path | None:
+    """The recipe's `data.path`, else $DATA_DIR."""
+    text = recipe.data.path or os.environ.get("DATA_DIR")
+    return local_data_path(text if is_url(text) else Path(text).expanduser()) if text else None
+
+
+def check_data_is_read(recipe: Recipe, data: object, option: str = "--data") -> None:
+    """Refuse a folder given to a recipe that generates its own data, which would ignore it."""
+    if data is not None and recipe.data.source in NEED_NO_PATH:
+        raise UsageError(
+            f"{option} {data}: {recipe.name} generates its own data and would ignore it",
+            where="data.source",
+            why=f"it is {recipe.data.source}",
+            then=f"leave {option} out, or train on the folder with --set data.source=auto",
+        )
+
+
+def with_data_path(recipe: Recipe, default: str | None) -> Recipe:
+    """The recipe with an absolute data path, for the copy in the run directory; `default` is used without $DATA_DIR."""
+    if recipe.data.path is not None or recipe.data.source in NEED_NO_PATH:
+        return recipe
+    path = os.environ.get("DATA_DIR") or default
+    if path is None:
+        return recipe
+    path = as_url(path) if is_url(path) else str(Path(path).expanduser().absolute())
+    data = recipe.data.model_copy(update={"path": path})
+    return recipe.model_copy(update={"data": data})
+
+
+def as_detection_dataset(dataset: Dataset) -> DetectionDataset:
+    """The dataset as one with boxes; raises an error if it has none."""
+    if not isinstance(dataset, DetectionDataset):
+        raise DataError(
+            "this dataset has no boxes",
+            where=dataset.origin,
+            why="it has one class per image, and the task is detection",
+            then="choose a classification recipe: reconv recipes",
+        )
+    return dataset
+
+
+def check_has_objects(dataset: DetectionDataset) -> None:
+    """Refuse a validation set without an object that counts in the metrics."""
+    unreadable: DataError | None = None
+    for index in range(len(dataset)):
+        try:
+            annotation = dataset.annotation(index)
+        except LabelError:
+            raise
+        except DataError as error:  # whether the run tolerates it is decided when the image is evaluated
+            unreadable = unreadable or error
+            continue
+        if (~annotation.is_crowd & ~annotation.difficult).any():
+            return
+    raise unreadable or DataError(
+        "the validation set has no objects to find",
+        where=dataset.origin,
+        why="its images have no boxes, or only crowds and difficult objects",
+        then="see what is in the data: reconv data check PATH; or raise evaluate.num_samples if it is set",
+    )
+
+
+def describe_dropped_boxes(dataset: Dataset, max_boxes: int) -> str:
+    """How many boxes do not fit into a batch; empty if all do."""
+    counts = dataset.box_counts() if isinstance(dataset, DetectionDataset) else np.zeros(0, np.int64)
+    dropped = np.maximum(counts - max_boxes, 0)
+    if not dropped.any():
+        return ""
+    return (
+        f"{int((dropped > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_gt_boxes): "
+        f"up to {int(dropped.sum()):,} of {int(counts.sum()):,} boxes are dropped, the last of each image"
+    )

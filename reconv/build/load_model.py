@@ -1,0 +1,266 @@
+"""Loads trained weights: from a run, a checkpoint, a weights file or a published name, to a network on a device.
+
+A network is built from the recipe saved with its weights. A weights file that Reconv wrote has one in its metadata; any
+other needs the name of its recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from reconv.build.network import Network, build_network
+from reconv.build.published_models import published_model
+from reconv.checkpoint.download_weights import download_weights, is_remote
+from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.checkpoint.load_weights import load_weights, read_weights
+from reconv.checkpoint.locate import EMA, LocatedWeights, locate, read_located
+from reconv.checkpoint.state import check_state
+from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
+from reconv.checkpoint.weights_metadata import read_metadata
+from reconv.core.code_folders import add_folders
+from reconv.core.custom_code import TrustCode, provide, require_trust
+from reconv.core.errors import CheckpointError, UsageError
+from reconv.data.readers.imagenet.classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
+from reconv.device import Device
+from reconv.precision import at_least_float32
+from reconv.recipe.loader import load
+from reconv.recipe.parts.code import add_code_path, code_references
+from reconv.recipe.schema import Recipe
+from reconv.storage.download import Progress
+
+CLASSIFIER_HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")
+DETECTOR_HEAD = "class_heads.0.weight"
+_CODE_OF_EVALUATION = ("model.name", "data.source", "metrics")  # the fields whose code prediction and evaluation use
+NUM_CLASSES_TENSORFLOW = 1001  # ImageNet's 1000 classes after a background class
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """Weights named by the user, now on this machine."""
+
+    located: LocatedWeights
+    notes: tuple[str, ...] = ()  # where they were downloaded from
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """Weights and what was saved with them."""
+
+    recipe: Recipe
+    class_names: tuple[str, ...]
+    has_class_names: bool  # False: only their number is known; the names are indices, of 1,000 classes ImageNet's
+    tensors: dict[str, Tensor]
+    path: Path
+    weights: str  # raw, ema or averaged
+    step: int | None
+    class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+    data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
+    display_names: tuple[str, ...] = ()  # of the classes, for people
+
+
+def find_weights(
+    name: str | Path, which: Literal["newest", "best"] = "newest", log: Callable[[str], None] | None = None
+) -> FoundWeights:
+    """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache."""
+    if is_remote(str(name)):
+        fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
+        located = LocatedWeights("weights", None, None, fetched.path, name=str(name))
+        return FoundWeights(located, (f"{name}: {fetched.note}",))
+    return FoundWeights(locate(name, which=which))
+
+
+def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
+    """Log the start of a download and every quarter of it."""
+    last_logged = -1
+
+    def progress(num_bytes: int, total: int | None) -> None:
+        nonlocal last_logged
+        quarter = 4 * num_bytes // total if total else 0
+        if quarter > last_logged:
+            last_logged = quarter
+            of_total = f" of {total / 1e6:.1f} MB" if total else ""
+            log(f"downloading {name}: {num_bytes / 1e6:.1f}{of_total}")
+
+    return progress
+
+
+def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
+    try:
+        return Recipe.model_validate(saved)
+    except ValidationError as error:
+        raise CheckpointError(
+            "this version of Reconv cannot read the recipe of this checkpoint",
+            where=str(checkpoint),
+            why=f"{error.error_count()} fields are unknown or invalid: another version may have written it",
+            then="use its weights with a recipe of this version: --recipe NAME with model.safetensors",
+        ) from error
+
+
+def _load_checkpoint(located: LocatedWeights) -> tuple[LocatedWeights, LoadedCheckpoint]:
+    """A checkpoint in memory, and where it was: another one than at first if retention has deleted that."""
+    assert located.checkpoint is not None
+    loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
+    check_state(loaded.state, located.checkpoint)
+    if "model" not in loaded.parts:
+        raise CheckpointError("the checkpoint has no weights", where=str(located.checkpoint), then="use another one")
+    return located, loaded
+
+
+def read_saved_model(
+    located: LocatedWeights, *, weights: str, recipe: str | None, trust_code: TrustCode = False, model: Any = None
+) -> SavedModel:
+    """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with.
+
+    Where that recipe names code that prediction or evaluation would import, `trust_code` must allow it. `model` is the
+    network of a run that got it from Python.
+    """
+    if located.checkpoint is None:
+        return _read_weights_file(located.weights, recipe, trust_code, model, located.name)
+    located, loaded = read_located(located, _load_checkpoint)
+    assert located.checkpoint is not None
+    saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
+    allow_code(saved_recipe, trust_code, located.checkpoint, model)
+    chosen = _choose_weights(located, weights, "ema" in loaded.parts)
+    if chosen == "averaged":
+        tensors = read_weights(_averaged_file(located))
+    else:
+        tensors = dict(loaded.parts["ema" if chosen == "ema" else "model"])
+    return SavedModel(
+        recipe=saved_recipe,
+        class_names=tuple(loaded.state["class_names"]),
+        has_class_names=True,
+        tensors=tensors,
+        path=located.checkpoint,
+        weights=chosen,
+        step=loaded.step,
+        class_ids=tuple(loaded.state.get("class_ids", ())),
+        data_fingerprint=loaded.state.get("data_fingerprint", {}),
+        display_names=tuple(loaded.state.get("display_names", with_imagenet_names(loaded.state["class_names"]))),
+    )
+
+
+def read_saved_recipe(located: LocatedWeights) -> Recipe:
+    """The recipe of a run or a checkpoint; the code that it names is not imported."""
+    located, loaded = read_located(located, _load_checkpoint)
+    assert located.checkpoint is not None
+    return _read_recipe(loaded.state["recipe"], located.checkpoint)
+
+
+def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Network:
+    """A network with the saved weights; `recipe` is the saved one, or differs from it only in how it computes."""
+    network = build_network(recipe, len(saved.class_names), device)
+    at_least_float32(network.model)
+    load_weights(network.model, saved.tensors, strict=True, source=str(saved.path))
+    return network
+
+
+def model_digest(module: nn.Module, recipe: Recipe, classes: Sequence[str]) -> str:
+    """A digest of the weights, the classes and the preprocessing."""
+    digest = hashlib.sha256(repr((tuple(classes), recipe.data.preprocess, recipe.model)).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(name.encode() + content.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any = None) -> None:
+    """Make the code of a saved recipe importable if it is trusted; raises if it is needed and not trusted."""
+    if model is not None:
+        provide({recipe.model.name: model})
+    needed = [reference for reference in code_references(recipe) if reference.field in _CODE_OF_EVALUATION]
+    require_trust(needed, recipe.code_path, trust_code, str(path))
+    if needed:
+        add_folders(recipe.code_path)
+
+
+def _read_weights_file(
+    path: Path, recipe: str | None, trust_code: TrustCode, model: Any, published_name: str
+) -> SavedModel:
+    """The weights of a file by itself, with the recipe and the classes of its metadata, or a recipe that is named."""
+    tensors = read_weights(path)  # first, so that a file that holds no weights gets the error that says so
+    if recipe is not None:
+        named = load(recipe).recipe
+        add_code_path(named)
+        return _without_metadata(path, tensors, named)
+    metadata = read_metadata(path)
+    if metadata is None and (published := published_model(published_name)) is not None:
+        return _without_metadata(path, tensors, published.recipe, published.num_classes)
+    if metadata is None:
+        raise UsageError(
+            f"{path} does not say which network it belongs to",
+            why="weights files of Reconv do; files of other programs hold tensors alone",
+            then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
+        )
+    allow_code(metadata.recipe, trust_code, path, model)
+    saved = SavedModel(
+        recipe=metadata.recipe,
+        class_names=metadata.class_names,
+        has_class_names=True,
+        tensors=tensors,
+        path=path,
+        weights=metadata.weights,
+        step=metadata.step,
+        class_ids=metadata.class_ids,
+        display_names=with_imagenet_names(metadata.class_names),
+    )
+    return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
+
+
+def _without_metadata(
+    path: Path, tensors: dict[str, Tensor], recipe: Recipe, num_classes: int | None = None
+) -> SavedModel:
+    num_classes = num_classes or _num_classes(tensors, path, recipe)
+    if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
+        num_classes -= 1
+        tensors = read_weights(path, num_classes=num_classes)
+    is_imagenet = num_classes == NUM_IMAGENET_CLASSES and recipe.task == "classification"
+    names = tuple(imagenet_names() if is_imagenet else map(str, range(num_classes)))
+    return SavedModel(recipe, names, False, tensors, path, "raw", None, display_names=with_imagenet_names(names))
+
+
+def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:
+    """Which weights of a checkpoint to load: those of the named file; else, for `auto`, EMA where there is one."""
+    if located.kind == "weights":
+        return "ema" if located.weights.name == EMA else "raw"
+    if weights == "auto":
+        return "ema" if has_ema else "raw"
+    if weights == "ema" and not has_ema:
+        raise CheckpointError("this checkpoint has no EMA weights", where=str(located.checkpoint), then="omit --ema")
+    return weights
+
+
+def _averaged_file(located: LocatedWeights) -> Path:
+    file = None if located.run is None else located.run.averaged
+    if file is None or not file.is_file():
+        raise CheckpointError(
+            "this run has no averaged checkpoint",
+            where=str(file or located.checkpoint),
+            then=f"create it: reconv average {located.run.path if located.run else 'RUN'} --last 5ep",
+        )
+    return file
+
+
+def _num_classes(tensors: dict[str, Tensor], path: Path, recipe: Recipe) -> int:
+    """The number of classes of a bare weights file, from the output size of its classification head.
+
+    A detector's head has them for every anchor of a cell, and one more for the background.
+    """
+    is_detector = recipe.task == "detection"
+    known = (DETECTOR_HEAD,) if is_detector else CLASSIFIER_HEADS
+    heads = [tensor for name, tensor in tensors.items() if name in known]
+    if len(heads) != 1:
+        raise CheckpointError(
+            "the number of classes cannot be read from this weights file",
+            where=str(path),
+            why=f"it must contain exactly one of {', '.join(known)}",
+        )
+    num_outputs = int(heads[0].shape[0])
+    return num_outputs // recipe.detection.anchors.per_cell[0] - 1 if is_detector else num_outputs

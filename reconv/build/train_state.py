@@ -1,0 +1,305 @@
+"""What is trained: the network with its task, optimizer and EMA, and the training step on them.
+
+A resumed run is built from its recipe exactly like a new one, and then loads the tensors of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from reconv.build.datasets import describe_dropped_boxes
+from reconv.build.init_weights import freeze_parameters, init_weights
+from reconv.build.network import (
+    Network,
+    build_graph_capture,
+    build_network,
+    build_train_preprocess,
+    compile_ahead,
+    start_whitening,
+)
+from reconv.build.task_builder import (
+    AnyTask,
+    build_loss,
+    build_task,
+    describe_class_weights,
+    training_class_weights,
+)
+from reconv.build.teacher import open_teacher
+from reconv.checkpoint.load_weights import load_weights
+from reconv.core.errors import CheckpointError
+from reconv.device import Device
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
+from reconv.logging.events import RunPlanned
+from reconv.logging.phases import Phase
+from reconv.logging.run_logger import RunLogger
+from reconv.models.frozen import FrozenBackbone
+from reconv.models.pipeline_split import split_stages
+from reconv.optim import (
+    ModelEma,
+    Optimizer,
+    Rounding,
+    build_clip_grad,
+    build_optimizer,
+    describe_rate_scales,
+    optimizer_groups,
+    rate_scales,
+)
+from reconv.optim.lr_schedule import learning_rate
+from reconv.optim.sharded_optimizer import ShardedOptimizer, shard_owners
+from reconv.recipe.plan_text import loss_note
+from reconv.recipe.schema import Recipe
+from reconv.trainer.cuda_graph import DDP_WARMUP_STEPS, GraphCapture, StepGraphs
+from reconv.trainer.oom import MicroBatchSize, OomRetry
+from reconv.trainer.step import Annotate, TrainStep, no_annotation
+
+if TYPE_CHECKING:
+    from reconv.trainer.imported_state import ImportedState
+    from reconv.trainer.prepare_run import PreparedRun
+
+_SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """The network and everything that changes with it."""
+
+    network: Network
+    task: AnyTask
+    optimizer: Optimizer
+    ema: ModelEma | None
+    teacher_fingerprint: str | None
+    loss: nn.Module | None = None  # a custom loss with parameters or buffers
+    frozen_backbone: FrozenBackbone | None = None  # None: all parameters are trained, or the same ones all the time
+
+    @property
+    def monitored_weights(self) -> str:
+        """Whose metric decides which checkpoint is best: ema where there is one, else raw."""
+        return "raw" if self.ema is None else "ema"
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Every tensor that a checkpoint needs, by the name of its file."""
+        parts = {"model": dict(self.network.model.state_dict())}
+        if self.ema is not None:
+            parts["ema"] = self.ema.state_dict()
+        scaler = {_SCALER + name: value for name, value in self.network.precision.state_dict().items()}
+        parts["optimizer"] = {**self.optimizer.state_dict(), **scaler}
+        if self.loss is not None:
+            parts["loss"] = dict(self.loss.state_dict())
+        return parts
+
+    def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
+        """Load the tensors of a checkpoint; `source` names it in errors."""
+        try:
+            self._load_parts(parts, source)
+        except CheckpointError as error:
+            error.where = error.where or source
+            error.then = error.then or "move this checkpoint away and use an older one"
+            raise
+
+    def load_imported(self, imported: ImportedState) -> None:
+        """Continue from the tensors of another program's checkpoint."""
+        self.load_state_dict(imported.parts(self.state_dict(), _SCALER), source=str(imported.state.path))
+
+    def _load_parts(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
+        needed = ("model", *(["ema"] if self.ema is not None else []), "optimizer")
+        needed = (*needed, "loss") if self.loss is not None else needed
+        if missing := [name for name in needed if name not in parts]:
+            raise CheckpointError(f"the checkpoint has no {' and no '.join(missing)}", where=source)
+        load_weights(self.network.model, parts["model"], strict=True, source=source)
+        if self.loss is not None:
+            load_weights(self.loss, parts["loss"], strict=True, source=source)
+        if self.ema is not None:
+            self.ema.load_state_dict(parts["ema"])
+        optimizer = parts["optimizer"]
+        self.optimizer.load_state_dict({k: v for k, v in optimizer.items() if not k.startswith(_SCALER)})
+        scaler = {k.removeprefix(_SCALER): v for k, v in optimizer.items() if k.startswith(_SCALER)}
+        self.network.precision.load_state_dict(scaler)
+
+
+def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
+    """Build the network with its initial weights, its task and its optimizer, and log the plan."""
+    recipe, plan, device = run.recipe, run.plan, run.device
+    is_new = recipe.model.init is None and not run.restore_point.is_resumed
+    whitening = start_whitening(recipe, run.datasets.train) if is_new else None
+    network = build_network(recipe, plan.num_classes, device)
+    trained = freeze_parameters(network, recipe)
+    logger.log(
+        RunPlanned(
+            recipe=recipe.name,
+            task=recipe.task,
+            model=recipe.model.name,
+            total_steps=plan.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            global_batch_size=plan.global_batch,
+            lines=plan.lines,
+            num_parameters=sum(p.numel() for p in network.model.parameters()),
+            num_devices=run.process_group.world_size,
+            num_trained=sum(p.numel() for p in network.model.parameters() if p.requires_grad),
+            num_classes=plan.num_classes,
+            monitored_weights="ema" if recipe.ema.decay > 0 else "raw",
+            loss_note=loss_note(recipe),
+        )
+    )
+    class_names = tuple(run.datasets.train.class_names)
+    teacher = open_teacher(recipe, class_names, device, run.restore_point.state, run.trust_code)
+    for text in (
+        *_init(run, network, logger),
+        *([whitening.result().init(network)] if whitening else []),
+        *([str(trained)] if trained else []),
+        *([teacher.note] if teacher else []),
+    ):
+        logger.info(text, run.restore_point.step)
+    network.model.train()
+    if device.kind == "cuda" and not run.process_group.is_distributed and network.forward is network.model:
+        # Not with several ranks: they reduce the gradients of one layer during the backward pass of the next.
+        network.precision.cast_weights_once(network.model)
+    preprocess = build_train_preprocess(network, recipe, plan.num_classes, device)
+    with run.phases.during(Phase.KERNELS):
+        compile_ahead(network, preprocess, recipe, device, [size for _, size in plan.sizes], logger.warning)
+    class_weights = training_class_weights(recipe, run.datasets.train)
+    if class_weights is not None:
+        text = describe_class_weights(class_weights, run.datasets.train.class_names)
+        logger.info(text, run.restore_point.step)
+    teacher_network, custom_loss = teacher.teacher if teacher else None, build_loss(recipe, plan.num_classes, device)
+    if custom_loss is not None and custom_loss.note:
+        logger.info(custom_loss.note, run.restore_point.step)
+    loss = custom_loss.module if custom_loss is not None else None
+    task = build_task(recipe, run.datasets.val, device, teacher_network, class_weights, custom_loss)
+    optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group, loss)
+    if scales := rate_scales(recipe.optimizer, network.model):
+        logger.info(describe_rate_scales(scales), run.restore_point.step)
+    ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
+    # After the optimizer is built: it has state for parameters that are trained later, too.
+    frozen_backbone = FrozenBackbone(network.model) if run.restore_point.step < plan.freeze_steps else None
+    if frozen_backbone is not None:
+        logger.info(f"until step {plan.freeze_steps:,} {frozen_backbone.trained}", run.restore_point.step)
+    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None, loss, frozen_backbone)
+
+
+def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
+    """Initialize the weights of the network; returns notes for the log."""
+    recipe, is_resumed = run.recipe, run.restore_point.is_resumed
+    notes = init_weights(network, recipe, run.plan.num_classes, is_resumed=is_resumed, log=logger.info)
+    if note := describe_dropped_boxes(run.datasets.train, recipe.detection.max_gt_boxes):
+        notes.append(note)
+    if network.recomputed is not None:
+        notes.append(network.recomputed.describe(run.plan.micro_batch))
+    return notes
+
+
+def build_run_optimizer(
+    recipe: Recipe,
+    alpha: float | None,
+    model: nn.Module,
+    device: Device,
+    process_group: ProcessGroup,
+    loss: nn.Module | None = None,
+) -> Optimizer:
+    """The optimizer, sharded over the ranks or not, with its state on the device or offloaded to the host."""
+    groups = optimizer_groups(recipe.optimizer, model, loss)
+    sizes = {name: p.numel() for name, p in groups.all().items()}
+    is_sharded = recipe.memory.shard_optimizer and process_group.world_size > 1
+    owner = shard_owners(sizes, process_group.world_size) if is_sharded else dict.fromkeys(sizes, process_group.rank)
+    optimizer = build_optimizer(
+        recipe.optimizer,
+        model,
+        alpha=alpha,
+        rounding=_build_rounding(recipe),
+        sgd=device.sgd_implementation(),
+        only=[name for name in sizes if owner[name] == process_group.rank],
+        loss=loss,
+    )
+    if recipe.memory.offload_optimizer:
+        optimizer.offload()
+    if not is_sharded:
+        return optimizer
+    return ShardedOptimizer(optimizer, groups.all(), owner, process_group.rank)
+
+
+def _build_rounding(recipe: Recipe) -> Rounding | None:
+    """How updated half-precision weights are rounded; None where weights are float32."""
+    if recipe.precision.mode != "16.16":
+        return None
+    return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
+
+
+def build_train_step(
+    run: PreparedRun,
+    train_state: TrainState,
+    logger: RunLogger,
+    *,
+    annotate: Annotate = no_annotation,
+    micro_batch_size: MicroBatchSize | None = None,
+    strategy: ParallelStrategy | None = None,
+    graph_capture: GraphCapture | None = None,
+) -> TrainStep:
+    """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
+
+    Without `micro_batch_size` an out-of-memory error is raised. `graph_capture` is what the rest of the run captures
+    with; without it the step has its own.
+    """
+    recipe, plan, network = run.recipe, run.plan, train_state.network
+    strategy = strategy or parallelize(run, network, train_state.loss)
+    capture = graph_capture or build_graph_capture(recipe, run.device, run.process_group)
+    oom_retry = None
+    # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
+    if micro_batch_size is not None and recipe.batch.micro == "auto" and not run.process_group.is_distributed:
+        oom_retry = OomRetry(micro_batch_size, run.device.release_memory, logger.warning)
+    graphs, model = _build_graphs(run, capture, strategy, network.forward)
+    return TrainStep(
+        model=model,
+        task=train_state.task,
+        preprocess=build_train_preprocess(network, recipe, plan.num_classes, run.device),
+        layer_state=network.layers,
+        precision=network.precision,
+        optimizer=train_state.optimizer,
+        ema=train_state.ema,
+        strategy=strategy,
+        lr_schedule=partial(learning_rate, plan.schedule),
+        clip_grad=build_clip_grad(recipe.optimizer, network.model),
+        ordered_reduction=recipe.parallel.reduce == "ordered",
+        annotate=annotate,
+        step_boundary=run.device.step_boundary,
+        graphs=graphs,
+        oom_retry=oom_retry,
+    )
+
+
+def _build_graphs(
+    run: PreparedRun, capture: GraphCapture | None, strategy: ParallelStrategy, forward: Callable[..., object]
+) -> tuple[StepGraphs | None, Callable[..., object]]:
+    """What captures steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
+    if capture is None:
+        return None, strategy.wrap(forward)
+    if not run.process_group.is_distributed:
+        return StepGraphs(capture, phases=run.phases), strategy.wrap(forward)
+    return StepGraphs(capture, DDP_WARMUP_STEPS, run.phases), capture.run_on_stream(lambda: strategy.wrap(forward))
+
+
+def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = None) -> ParallelStrategy:
+    """How the ranks train the network, and the parameters of a loss, together."""
+    parallel, plan = run.recipe.parallel, run.plan
+    ordered = parallel.reduce == "ordered"
+    ranks = range(plan.world_size)
+    passes = tuple(len(plan.device_groups[rank] if ordered else plan.micro_batches(rank)) for rank in ranks)
+    config = StrategyConfig(
+        ordered, passes, plan.devices_per_group, round(parallel.bucket_cap_mb * 2**20), parallel.gradient_compression
+    )
+    if parallel.pipeline_stages > 1:
+        config = replace(
+            config,
+            pipeline=PipelineConfig(partial(split_stages, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
+        )
+    trained = network.model
+    if loss is not None and any(p.requires_grad for p in loss.parameters()):
+        trained = nn.ModuleList([network.model, loss])
+    strategy = run.process_group.parallelize(trained, config)
+    group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
+    network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
+    return strategy

@@ -1,0 +1,157 @@
+"""`reconv resume`: continue a run exactly, with the options it was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reconv.cli.commands.train import epochs_text, run_training, silence_torch, step_range, train
+from reconv.cli.dry_run_output import TrainArgs
+from reconv.cli.options import (
+    DEVICE_HELP,
+    Command,
+    Override,
+    can_ask,
+    json_option,
+    parse_settings,
+    print_note,
+    set_option,
+    stop_after_option,
+    trust_option,
+    trust_or_ask,
+)
+from reconv.cli.start_up import start_cuda
+from reconv.distributed.environment import read_launch_env
+
+if TYPE_CHECKING:
+    from reconv.core.custom_code import CodeConsent
+    from reconv.logging.run_dir import RunDir
+
+
+@click.command(cls=Command)
+@click.argument("run", type=click.Path())
+@click.option("--data", metavar="DIR", type=click.Path(), help="Where the dataset is now [default: where it was].")
+@click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Extend the run to N epochs.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
+@click.option("--device", metavar="NAME", help=f"{DEVICE_HELP} [default: as before]")
+@click.option(
+    "--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine [default: as before]."
+)
+@click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines [default: as before].")
+@set_option
+@click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
+@stop_after_option
+@trust_option
+@click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+@json_option
+def resume(
+    run: str,
+    data: str | None,
+    epochs: float | None,
+    workers: int | None,
+    device: str | None,
+    devices: int | None,
+    nic: str | None,
+    settings: tuple[str, ...],
+    profile: str | None,
+    stop_after: str | None,
+    trust_code: bool,
+    mirror: str | None,
+    quiet: bool,
+    json_file: str | None,
+) -> int:
+    """Resume RUN from its newest checkpoint, bitwise where it stopped; a finished run has nothing to do.
+
+    Recipe, data and devices are those the run was started with. RUN is a run directory, or a directory of runs for
+    the newest one. Options given here apply to this command, also another number of devices.
+
+    \b
+    Examples:
+      reconv resume runs/quickstart/1
+      reconv resume runs/resnet50/1 --devices 4
+      reconv resume runs/quickstart/1 --epochs 50
+    """
+    from reconv.checkpoint.locate import find_run
+
+    run_dir = find_run(run)
+    mirror = _take_run_back(run_dir, mirror)
+    stored = stored_options(run_dir.events)
+    options: list[Override] = [
+        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
+        ("data.num_workers", workers, "--workers"),
+        ("profile", "off" if profile is None else step_range(profile), "--profile"),
+    ]
+    overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
+    device = device or stored.get("device") or "auto"
+    if devices is None and read_launch_env().world_size == 1:
+        devices = _available(stored.get("devices"), device)
+    consent = _ask_for_code(run_dir.recipe, overrides, trust_code)
+    silence_torch()
+    start_cuda(device, devices)
+    nic = nic or stored.get("nic")
+    args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
+    return run_training(args, str(run_dir.path), True, stop_after, mirror=mirror, consent=consent)
+
+
+def _take_run_back(run_dir: RunDir, mirror: str | None) -> str | None:
+    """Bring RUN up to date with its copy, before its recipe is read; returns the address that the user gives now."""
+    from reconv.checkpoint.mirror.download import download_run, read_mirror_url
+    from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address, is_given
+    from reconv.storage.object_stores.store import as_url, open_object_store
+
+    if mirror == NO_MIRROR or read_launch_env().rank > 0:
+        return mirror
+    url = read_mirror_url(run_dir) if mirror is None else as_url(mirror)
+    if url is None:
+        return None
+    if mirror is None and not is_given(url) and can_ask():
+        print_note(f"This run says that its copy is at {url}, an address that you have not given.")
+        mirror = url if click.confirm("Read the run from there and write it there?", default=False, err=True) else None
+    if mirror is None:
+        check_address(url, str(run_dir.path))
+    download_run(open_object_store(url), run_dir, print_note)
+    return mirror
+
+
+def _ask_for_code(recipe: Path, overrides: Sequence[Override], trust_code: bool) -> CodeConsent | None:
+    """Ask before the code that the recipe of a run names is imported, once for all processes."""
+    from reconv.core.custom_code import CodeConsent
+    from reconv.recipe.loader import load
+    from reconv.recipe.parts.code import code_references
+
+    if read_launch_env().rank > 0:  # rank 0 reads the recipe for all of them
+        return None
+    saved, consent = load(str(recipe), overrides).recipe, CodeConsent.of(trust_or_ask(trust_code))
+    consent.require(code_references(saved), saved.code_path, str(recipe))
+    return consent
+
+
+def stored_options(events: Path) -> dict[str, Any]:
+    """The values of --device, --devices and --nic in the last command of a run; empty if it was started in Python."""
+    from reconv.logging.event_log import read_events
+    from reconv.logging.events import AttemptStarted
+
+    commands = [event.command for event in read_events(events) if isinstance(event, AttemptStarted)]
+    options: dict[str, Any] = {}
+    for _, verb, *words in (command for command in commands if len(command) > 1):
+        parser = {"train": train, "resume": resume}.get(verb)
+        found = {} if parser is None else parser.make_context(verb, words, resilient_parsing=True).params
+        # `resume` takes what it does not name from the command before.
+        given = {name: found.get(name) for name in ("device", "devices", "nic")}
+        options |= given if verb == "train" else {name: value for name, value in given.items() if value is not None}
+    return options
+
+
+def _available(devices: int | None, device: str) -> int | None:
+    """The number of devices of the stored command, or as many as this machine has."""
+    from reconv.device import count_devices, device_kind
+
+    here = count_devices(device_kind(device)) if devices is not None else None
+    if devices is None or here is None or devices <= here:
+        return devices
+    print_note(f"the run used {devices} devices, and this machine has {here}: using {here}")
+    return here

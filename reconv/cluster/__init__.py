@@ -1,0 +1,1 @@
+"""Several machines: submitted jobs, elastic runs, and checks of hosts.."""

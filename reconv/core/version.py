@@ -1,0 +1,9 @@
+"""The version, and when this process imported it."""
+
+from __future__ import annotations
+
+import time
+
+__version__ = "0.1.0"
+
+IMPORTED_S = time.perf_counter()  # about when the process started, where the system does not say

@@ -1,0 +1,28 @@
+"""Writes a model as an AOTInductor package: compiled for this kind of CPU, loaded by torch from Python or C++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from reconv.export.formats.torch_export import MODEL_FILE, quiet_exporter, trace
+from reconv.export.metadata import ExportMetadata
+
+if TYPE_CHECKING:
+    from reconv.export.targets import ExportOptions
+
+
+def write_aoti(
+    module: nn.Module, example: Tensor, metadata: ExportMetadata, options: ExportOptions, folder: Path
+) -> None:
+    """Compile the module to `model.pt2`, with the metadata in the package's own."""
+    program = trace(module, example, is_dynamic=metadata.batch is None)
+    with quiet_exporter():
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str((folder / MODEL_FILE).absolute()),
+            inductor_configs={"aot_inductor.metadata": metadata.properties(MODEL_FILE)},
+        )

@@ -1,0 +1,124 @@
+"""Writes the weights alone, for a network that the other program builds: safetensors, or a torchvision checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from reconv.checkpoint.safetensors_bytes import encode
+from reconv.checkpoint.weights_metadata import KEY, WeightsMetadata, to_header
+from reconv.core.errors import UsageError
+from reconv.export.folder import write_json
+from reconv.export.metadata import ExportMetadata
+from reconv.export.package_networks import PackageNetwork, find_package_network, timm_names
+from reconv.inference.backends.whole_model import ExportClassifier
+from reconv.inference.predictor import Predictor
+from reconv.models.external import import_package
+from reconv.recipe.parts.code import names_code
+from reconv.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from reconv.export.targets import ExportOptions, ExportTarget
+
+SAFETENSORS_FILE = "model.safetensors"
+PTH_FILE = "model.pth"
+TIMM_NAMES = "timm_names.json"
+
+
+def adapt_safetensors(
+    target: ExportTarget, predictor: Predictor, metadata: ExportMetadata
+) -> tuple[ExportTarget, ExportMetadata]:
+    """The package that the file is checked with: timm, else torchvision, else Reconv itself."""
+    if predictor.is_detector:
+        raise UsageError(
+            "the weights of a detector alone are of no use elsewhere: neither timm nor torchvision has its network",
+            why=f"{predictor.path} already holds them as safetensors",
+            then="export the whole network: --to onnx, or --to torch-export",
+        )
+    if names_code(predictor.recipe.model.name):
+        raise UsageError(
+            f"{predictor.recipe.model.name} is code of yours, which a weights file does not contain",
+            why=f"{predictor.path} already holds the weights as safetensors",
+            then="export the whole network: --to onnx, or --to torch-export",
+        )
+    header = to_header(
+        WeightsMetadata(
+            recipe=predictor.recipe,
+            class_names=predictor.class_names if predictor.has_class_names else (),
+            class_ids=predictor.class_ids,
+            weights=predictor.weights,
+            step=predictor.step,
+            version=metadata.settings("")["versions"]["reconv"],
+        )
+    )
+    found = [
+        find_package_network(predictor.recipe, len(predictor.class_names), name) for name in ("timm", "torchvision")
+    ]
+    networks = [network for network in found if network is not None]
+    names = timm_names(predictor.recipe.model.name, predictor.module.state_dict()) if found[0] is not None else None
+    installed = [network for network in networks if _can_import(network.package)]
+    chosen = (installed or [PackageNetwork("reconv", predictor.recipe.model.name)])[0]
+    extra = {
+        "network_of": chosen.to_dict(),
+        "names": TIMM_NAMES if chosen.package == "timm" else None,
+        "loads_in": ["reconv", *(network.package for network in networks)],
+    }
+    target = replace(
+        target,
+        needs=f"torch safetensors {chosen.package}",
+        hidden_packages=() if chosen.package == "reconv" else ("reconv",),
+    )
+    return target, replace(metadata, extra=extra, header=header, timm_names=names)
+
+
+def adapt_torchvision(
+    target: ExportTarget, predictor: Predictor, metadata: ExportMetadata
+) -> tuple[ExportTarget, ExportMetadata]:
+    """Refuse a network that torchvision does not have."""
+    network = find_package_network(predictor.recipe, len(predictor.class_names), "torchvision")
+    if network is None:
+        name, options = predictor.recipe.model.name, dict(predictor.recipe.model.options)
+        raise UsageError(
+            f"torchvision has no network like {name}" + (f" with {options}" if options else ""),
+            why="a weights file is of use only with the network that it belongs to",
+            then="export the whole network: --to onnx, or --to torch-export",
+        )
+    import_package("torchvision")  # raises what to install, where its build does not fit torch
+    return target, replace(metadata, extra={"network_of": network.to_dict(), "names": None})
+
+
+def write_safetensors(
+    module: nn.Module, example: Tensor, metadata: ExportMetadata, options: ExportOptions, folder: Path
+) -> None:
+    """Write `model.safetensors` with our header, which `reconv eval` reads, and the metadata of every export."""
+    header = {**metadata.properties(SAFETENSORS_FILE), **metadata.header}
+    if KEY not in header:
+        raise UsageError("the classes and the recipe do not fit into the header of a safetensors file")
+    write_atomic(folder / SAFETENSORS_FILE, encode(_tensors(module), header))
+    if metadata.timm_names is not None:
+        write_json(folder / TIMM_NAMES, metadata.timm_names)
+
+
+def write_torchvision_pth(
+    module: nn.Module, example: Tensor, metadata: ExportMetadata, options: ExportOptions, folder: Path
+) -> None:
+    """Write `model.pth`, a state dict that torchvision's network loads strictly; read it with weights_only=True."""
+    torch.save(_tensors(module), folder / PTH_FILE)
+
+
+def _can_import(package: str) -> bool:
+    """Whether a package is installed in a build that fits torch."""
+    try:
+        import_package(package)
+    except UsageError:
+        return False
+    return True
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    assert isinstance(module, ExportClassifier)
+    return {name: tensor.detach().contiguous() for name, tensor in module.model.state_dict().items()}

@@ -1,0 +1,1 @@
+"""The gate of an export: the exported file must give the outputs of the trained model."""

@@ -1,0 +1,1 @@
+"""The sections of a recipe: fields, their types and their descriptions."""

@@ -1,0 +1,1 @@
+"""HTTP requests and responses: routes, protocols, tokens, and the page at /."""

@@ -1,0 +1,1 @@
+"""Bytes and their names: files, atomic writes, bounded reads, object stores and their cache."""

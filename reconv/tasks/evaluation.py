@@ -1,0 +1,109 @@
+"""The forward pass of inference, and one exact pass over a validation set; training, eval and predict share both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from reconv.core.batch import Batch
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.distributed.process_group import ProcessGroup
+from reconv.metrics.state import MetricsState
+from reconv.precision import PrecisionPolicy
+from reconv.tasks.task import Metrics
+from reconv.tasks.tta import average_views
+from reconv.trainer.step import Preprocess
+
+
+class Updatable(Protocol):
+    """What takes the outputs for one batch after the other."""
+
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+
+
+# Runs a function from a batch to outputs as a CUDA graph.
+RunCaptured = Callable[[Callable[[Batch], Any], Batch], Any]
+AnyMetrics = TypeVar("AnyMetrics", bound=Updatable)
+
+
+class EvaluationStopped(Exception):
+    """The pass ended between two batches because a stop was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceStep:
+    """From a batch on the device to the model's outputs: preprocessing, autocast, test-time augmentation."""
+
+    model: nn.Module
+    preprocess: Preprocess
+    precision: PrecisionPolicy
+    tta: str = "none"
+    run_captured: RunCaptured | None = None  # None: the operations are launched one by one
+
+    def __call__(self, batch: Batch) -> Any:
+        """The model's outputs. The model must be in eval mode."""
+        return self._run_eager(batch) if self.run_captured is None else self.run_captured(self._run_eager, batch)
+
+    def _run_eager(self, batch: Batch) -> Any:
+        forward = average_views(self.model, self.tta)
+        with torch.no_grad():  # not every device supports torch.inference_mode
+            prepared = self.preprocess(batch, 0)
+            with self.precision.autocast():
+                return forward(prepared["images"])
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval mode, and back into the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def merge_ranks(
+    metrics: Metrics, bad_samples: BadSamples, process_group: ProcessGroup, more: Sequence[MetricsState] = ()
+) -> None:
+    """Give every rank the metrics and the bad samples of all ranks, with `more` states of this one."""
+    bad_samples.sync()
+    if process_group.world_size > 1 or more:
+        by_rank = process_group.all_gather([*more, metrics.state()])
+        metrics.merge([state for states in by_rank for state in states])
+
+
+def evaluate(
+    step: InferenceStep,
+    metrics: AnyMetrics,
+    batches: Iterable[Batch],
+    stop_requested: Callable[[], bool] = lambda: False,
+    step_boundary: Callable[[], None] = lambda: None,
+) -> AnyMetrics:
+    """Update `metrics` with the outputs for every batch, the last partial one included, and return them.
+
+    `step_boundary` is called after each batch, for devices that collect work into graphs.
+    """
+    with eval_mode(step.model), torch.no_grad():
+        return update_metrics(metrics, batches, step, stop_requested, step_boundary)
+
+
+def update_metrics(
+    metrics: AnyMetrics,
+    batches: Iterable[Batch],
+    step: Callable[[Batch], Any],
+    stop_requested: Callable[[], bool] = lambda: False,
+    step_boundary: Callable[[], None] = lambda: None,
+) -> AnyMetrics:
+    """The same for any function from a batch to outputs."""
+    for batch in batches:
+        if stop_requested():
+            raise EvaluationStopped
+        metrics.update(step(batch), batch)
+        step_boundary()
+    return metrics

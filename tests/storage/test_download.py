@@ -1,0 +1,77 @@
+"""Downloads from a server whose file changes, has no version, is too large, or is not https."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from file_server import FileServer, serve
+
+from reconv.core.errors import DataError, UsageError
+from reconv.storage.download import download, no_progress
+
+OLD, NEW = os.urandom(200_000), os.urandom(250_000)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with serve(FileServer(OLD)) as running:
+        yield running
+
+
+def fetch(server: FileServer, part: Path, **options: int) -> bytes:
+    download(f"{server.url}/file", part, no_progress, error=DataError, **options)
+    return part.read_bytes()
+
+
+def interrupted(server: FileServer, part: Path) -> None:
+    """A first command that gets 100,000 bytes of the old file."""
+    server.cut_after_bytes = [100_000, *[0] * 10]
+    with pytest.raises(DataError, match="was interrupted"):
+        fetch(server, part)
+    server.cut_after_bytes = []
+    server.asked.clear()
+
+
+def test_bytes_of_two_versions_are_never_mixed(server: FileServer, tmp_path: Path) -> None:
+    interrupted(server, tmp_path / "part")
+    server.body, server.etag = NEW, '"version-2"'
+    assert fetch(server, tmp_path / "part") == NEW
+    assert server.ranges == ["bytes=100000-"]  # it asked for the rest of the old one and got the whole new one
+
+
+def test_the_same_version_is_resumed_and_leaves_no_other_file(server: FileServer, tmp_path: Path) -> None:
+    interrupted(server, tmp_path / "part")
+    assert fetch(server, tmp_path / "part") == OLD
+    assert server.ranges == ["bytes=100000-"]
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"weak"'])
+def test_without_a_strong_version_the_download_starts_again(server: FileServer, tmp_path: Path, etag: str) -> None:
+    server.etag = etag
+    interrupted(server, tmp_path / "part")
+    server.body = NEW
+    assert fetch(server, tmp_path / "part") == NEW
+    assert server.ranges == [None]
+
+
+def test_a_shorter_new_version_replaces_the_old_part(server: FileServer, tmp_path: Path) -> None:
+    interrupted(server, tmp_path / "part")
+    server.body = NEW[:1000]  # the server still gives it the old version
+    assert fetch(server, tmp_path / "part") == NEW[:1000]
+
+
+def test_a_file_above_the_limit_is_refused_before_and_while_it_comes(server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot download") as error:
+        fetch(server, tmp_path / "part", max_bytes=1000)
+    assert "200,000 bytes, more than the limit of 1,000" in error.value.why
+    assert not (tmp_path / "part").exists()
+
+
+def test_plain_http_to_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("http://192.0.2.1/file", "http://example.invalid/file", "ftp://192.0.2.1/file"):
+        with pytest.raises(UsageError, match="not an https address"):
+            download(url, tmp_path / "part", no_progress, error=DataError)
