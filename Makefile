@@ -18,7 +18,7 @@ CONSTRAINTS := packaging/constraints.txt
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint $(CONSTRAINTS)
 COMPILED := hatch_build.py $(wildcard csrc/*.[ch] csrc/winograd/*.[ch])
 
-.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve constraints wheel matrix audit sbom coverage-check clean
+.PHONY: help train test lint format slow gpu external native fuzz faults soak docs docs-serve constraints wheel matrix audit sbom clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -33,7 +33,6 @@ help:
 	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; 25 minutes on two idle cores"
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
 	@echo "make docs    the documentation site, built strictly: build/site; make docs-serve shows it while you write"
-	@echo "make coverage-check  N (40) random rows of docs/coverage.yaml: their commands and tests; SEED repeats a choice"
 	@echo "make constraints  renew packaging/constraints.txt, the versions that make train, make test and CI install"
 	@echo "make matrix  the suite with every supported torch, in an environment each; ARGS=\"--only 3.11:2.15\" for one"
 	@echo "make wheel   the wheel with the compiled libraries, and the source archive: dist/"
@@ -128,8 +127,6 @@ docs-serve: $(DOCS)
 
 N ?= 40
 
-coverage-check: $(FULL)
-	OMP_NUM_THREADS=1 $(BIN)/python docs/generators/check_coverage.py --rows $(N) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Resolve everything again, in an environment that is removed afterwards, with the newest releases that fit.
 constraints:

@@ -7,29 +7,28 @@ import re
 from pathlib import Path
 
 import cli_page
+import coverage_page
 import events_page
 import outside_requests
 import pytest
 import recipe_fields_page
-import yaml
 
 from reconv.core.errors import ExitCode
 from reconv.recipe.field_reference import FieldReference, field_references
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-COVERAGE = yaml.safe_load((DOCS / "coverage.yaml").read_text(encoding="utf-8"))
 # Set for other packages, or read only to tell what others have set.
 INTERNAL = {"CI", "NNCF_CI", "KINETO_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL", "THP_MEM_ALLOC_ENABLE"}
 INTERNAL |= {"MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING"}
 
 
 def test_every_recipe_field_is_on_its_page_with_the_options_it_replaces() -> None:
-    page = recipe_fields_page.render(COVERAGE)
+    page = recipe_fields_page.render()
     rows = dict(re.findall(r'^\| <a id="([\w.]+)"></a>(.*)$', page, re.MULTILINE))
     assert set(rows) == {name for name, field in field_references().items() if not field.is_section}
     assert "`--label-smoothing`" in rows["loss.label_smoothing"]
-    assert "torchvision `--mixup-alpha`, timm `--mixup`" in rows["augment.mixup.alpha"]
+    assert "NV timm `--mixup`, GC torchvision `--mixup-alpha`" in rows["augment.mixup.alpha"]
     assert "(seconds)" in rows["parallel.heartbeat_timeout_s"] and "`30`" in rows["parallel.heartbeat_timeout_s"]
 
 
@@ -37,7 +36,32 @@ def test_a_field_without_a_description_fails_the_page(monkeypatch: pytest.Monkey
     silent = {"batch.new": FieldReference("batch.new", "", "a number", (), "1", False)}
     monkeypatch.setattr(recipe_fields_page, "field_references", lambda: {**field_references(), **silent})
     with pytest.raises(recipe_fields_page.MissingDescriptionError, match=r"batch\.new"):
-        recipe_fields_page.render(COVERAGE)
+        recipe_fields_page.render()
+
+
+def test_every_flag_is_on_the_coverage_page_as_migrate_translates_it() -> None:
+    page = coverage_page.render()
+    items = [item for rows in coverage_page.outcomes().values() for item in rows]
+    assert len(items) > 500
+    missing = [item for item in items if item.status == "not supported"]
+    for item in items:
+        assert f"`{item.typed}`" in page
+        assert item in missing or all(f"`{name}`" in page for name in item.flag.names)
+    assert f"**{len(missing)} are not supported**" in page
+    listed = page.partition("## Not supported")[2].partition("\n## ")[0]
+    assert listed.count("\n| `") == len(missing)
+    assert "| `--force-recompile` | no effect |" in page and "`--train_offset=4`" in listed
+    [mini] = re.findall(r"^\| `--mini_imagenet` \| derived \| (.*) \|$", page, re.MULTILINE)
+    assert r"data.subset\_percent=10" in mini
+
+
+def test_a_capability_names_fields_and_commands_that_exist() -> None:
+    rows = coverage_page.capabilities()
+    assert len(rows) > 30
+    fields = field_references()
+    for row in rows:
+        for name in re.findall(r"(?<![\w/])[a-z]+\.[a-z_.]+(?=[ ,;)]|$)", row.get("here", "")):
+            assert name.rstrip(".") in fields or name.startswith("model.options"), (row["name"], name)
 
 
 def test_every_command_and_event_is_on_its_page() -> None:

@@ -109,7 +109,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         "benchmarks/throughput.py",
         "packaging/constraints.txt",
         "packaging/requirements.txt",
-        "tests/test_coverage.py",
+        "tests/test_package.py",
     } <= names
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from make_coverage import split_uses
+from coverage_page import vendor_options
 from page_parts import code, escaped, table
 
-from reconv.migrate.programs import timm_train, torchvision_reference
 from reconv.recipe.field_reference import FieldReference, field_references
 
 INTRODUCTION = """\
@@ -21,9 +18,9 @@ pass `overrides={"optimizer.name": "adamw"}` in Python. On the command line, `re
 `reconv recipes explain optimizer.name` one field, and `reconv recipes show resnet50` the values of a recipe.
 
 A duration has a unit: `90ep` (epochs), `5000step`, `10%` of the run, and for saving `15min`. *was* names
-the option of other programs: {systems}; torchvision's and timm's reference scripts.
+the option of other programs: PT is Habana's PyTorch reference, RNX its TensorFlow ResNeXt, SSD its TensorFlow SSD, GC
+Graphcore's TensorFlow CNNs, NV NVIDIA's DeepLearningExamples; torchvision's and timm's reference scripts.
 """
-LIBRARIES = {"torchvision": torchvision_reference.FLAGS, "timm": timm_train.FLAGS}
 UNITS = {"_s": "seconds", "_mb": "MB", "_bytes": "bytes", "_px": "pixels"}
 SIZES = re.compile(r"\b(size|resize|padding)$")
 
@@ -32,40 +29,13 @@ class MissingDescriptionError(Exception):
     """A field without a docstring."""
 
 
-def vendor_options(coverage: Mapping[str, Any]) -> dict[str, list[str]]:
-    """For each recipe field, the options of other programs that it replaces, as in NV `--lr`."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for option, field in _replacements(coverage):
-        if option not in found[field]:
-            found[field].append(option)
-    return found
-
-
-def _replacements(coverage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Options of the replaced programs, then those of libraries that set a field as they are."""
-    for row in (row for section in coverage["sections"].values() for row in section):
-        for key, use in row.get("options", {}).items():
-            if not isinstance(use, str):
-                continue
-            words = key.split()
-            owners = " ".join(word for word in words if word in coverage["systems"])
-            spellings = " ".join(code(word) for word in words if word not in coverage["systems"])
-            for name in split_uses(use)[0]:
-                yield f"{owners} {spellings}", name.partition("=")[0]
-    for library, flags in LIBRARIES.items():
-        for flag in flags:
-            if flag.sets:
-                yield f"{library} {' '.join(code(name) for name in flag.names)}", flag.sets
-
-
-def render(coverage: Mapping[str, Any]) -> str:
+def render() -> str:
     """The page; raises MissingDescriptionError for a field that has no sentence."""
-    fields, options = field_references(), vendor_options(coverage)
+    fields, options = field_references(), vendor_options()
     missing = [name for name, field in fields.items() if not field.description]
     if missing:
         raise MissingDescriptionError(f"fields without a docstring below them: {', '.join(missing)}")
-    systems = ", ".join(f"{key} is {name}" for key, name in coverage["systems"].items())
-    parts = [INTRODUCTION.replace("{systems}", systems)]
+    parts = [INTRODUCTION]
     top = [field for name, field in fields.items() if "." not in name and not field.is_section]
     parts += ["## Top level\n", _table(top, options)]
     for name, section in fields.items():

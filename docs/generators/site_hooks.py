@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -24,6 +23,7 @@ ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 import cli_page  # noqa: E402
+import coverage_page  # noqa: E402
 import events_page  # noqa: E402
 import recipe_fields_page  # noqa: E402
 
@@ -88,9 +88,9 @@ def _expand(entries: list[Any], left: set[str]) -> list[Any]:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made from the code, and the pages of the repository's root."""
-    coverage = yaml.safe_load((ROOT / "docs" / "coverage.yaml").read_text(encoding="utf-8"))
     made = {
-        "reference/recipe-fields.md": recipe_fields_page.render(coverage),
+        "reference/recipe-fields.md": recipe_fields_page.render(),
+        "coming-from/coverage.md": coverage_page.render(),
         "reference/cli.md": cli_page.render(),
         "reference/events.md": events_page.render(),
         "reference/recipe.schema.json": json.dumps(recipe_json_schema(), indent=1) + "\n",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from reconv.migrate.flags import FlagParser, flag, switch
+from reconv.migrate.flag_tables import read_flags
+from reconv.migrate.flags import FlagParser
 from reconv.migrate.translation import Action, Row
 
 _ARCHIVES = (
@@ -50,15 +51,7 @@ _NOTHING = {
     "docker": "see docs/how-to/container.md for Reconv's own container",
     "nvidia-docker": "see docs/how-to/container.md for Reconv's own container",
 }
-_TFRECORDS = FlagParser(
-    "preprocess_imagenet.py",
-    (
-        flag("--raw_data_dir", str, "IMAGENET"),
-        flag("--local_scratch_dir --output_directory", str),
-        flag("--gcs_output_path --project", str, none="nothing is uploaded"),
-        switch("--nogcs_upload --gcs_upload", none="nothing is uploaded"),
-    ),
-)
+_TFRECORDS = FlagParser("preprocess_imagenet.py", read_flags("habana_tensorflow", "preprocess_imagenet"))
 _SCRIPTS = ("preprocess_imagenet.py", "download_and_preprocess_coco.sh", "download_dataset.sh")
 _STATIC = "generate_static_dataset.py"
 

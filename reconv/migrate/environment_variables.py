@@ -7,7 +7,7 @@ import re
 from reconv.migrate.translation import Row
 
 _READ = "is read here, too"
-_KNOWN: tuple[tuple[str, str], ...] = (
+KNOWN: tuple[tuple[str, str], ...] = (
     (r"MASTER_ADDR|MASTER_PORT", "is read here, too, where a launcher starts the processes"),
     (r"WORLD_SIZE|RANK|LOCAL_RANK|NODE_RANK", "is read here, too, where a launcher starts the processes"),
     (r"CUDA_VISIBLE_DEVICES|HABANA_VISIBLE_DEVICES|HABANA_VISIBLE_MODULES", "chooses devices, here, too"),
@@ -37,7 +37,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 def variable_row(name: str, value: str, is_used: bool) -> Row:
     """The row of one assignment; `is_used`: the command itself refers to it."""
     typed = f"{name}={value}"
-    for pattern, text in _KNOWN:
+    for pattern, text in KNOWN:
         if re.fullmatch(pattern, name):
             return Row("environment", typed, "same" if _READ[:7] in text else "no effect", text)
     text = "is used in the command, and replaced by its value" if is_used else "is not known here, and not read"

@@ -37,6 +37,8 @@ class Flag:
     run: str = ""
     none: str = ""
     missing: str = ""
+    example: tuple[str, ...] = ()  # values for the documentation and tests
+    beside: tuple[str, ...] = ()  # words of a command in which it means something
     changes_result: bool = True  # whether leaving out a `missing` one changes what is computed
 
     @property

@@ -14,15 +14,10 @@ from typing import Any
 
 from reconv.core.errors import UsageError
 from reconv.migrate.command_line import split_commands, unfilled
-from reconv.migrate.flags import Flag, FlagParser, Typed, flag, switch
+from reconv.migrate.flag_tables import read_flags
+from reconv.migrate.flags import Flag, FlagParser, Typed
 from reconv.migrate.translation import Row
 from reconv.migrate.wrappers import unwrap
-
-_BINDS = "binds processes to cores; --set engine.cpu_affinity=share does, if you want it"
-_PRINTS = "is about printing; every process here writes its own log"
-_NETWORK = "chooses the network; --nic NAME or --nic CIDR does, for several machines"
-_PARTITION = "reserves IPUs; here the devices of the machine are used"
-_SLURM = "is for the scheduler; give it to srun or sbatch as before"
 
 
 @dataclass(slots=True)
@@ -45,101 +40,6 @@ class Launcher:
     flags: tuple[Flag, ...]
     counts: Callable[[Mapping[str, Any]], tuple[int, int]]
     is_exact: bool = False  # flags cannot be shortened
-
-
-_MPI_FLAGS = (
-    flag("-n -np --np -c --c", int),
-    flag("-H -host --host", str),
-    flag("-hostfile --hostfile -machinefile --machinefile -f", str),
-    flag("-N -npernode --npernode -ppn -perhost", int),
-    flag("-x", str, none="hands a variable to the processes; they inherit the environment here"),
-    flag("-genv -env --genv", str, arity=2, none="sets a variable for the processes; set it before the command"),
-    flag("--mca -mca --gmca -gmca --prtemca", str, arity=2, none=_NETWORK),
-    flag("--bind-to -bind-to --cpu-set --cpu-list", str, none=_BINDS),
-    flag("--map-by -map-by --rank-by -rank-by --ppr", str, none=_BINDS),
-    switch("--bind-to-core -bind-to-core --bycore --byslot --bynode --bysocket --oversubscribe", none=_BINDS),
-    switch("--use-hwthread-cpus --nooversubscribe --bind-to-none --bind-to-socket", none=_BINDS),
-    switch("--report-bindings -report-bindings --display-map --display-allocation", none=_PRINTS),
-    switch("--tag-output -tag-output --timestamp-output --merge-stderr-to-stdout", none=_PRINTS),
-    flag("--output-filename -output-filename --output", str, none="names log files; see logs/ in the run directory"),
-    switch("-v --verbose -q --quiet -d --debug-daemons", none=_PRINTS),
-    switch("--allow-run-as-root", none="is not needed: no mpirun is started"),
-    flag("--prefix --path --wdir -wdir -wd", str, none="is a folder of mpirun; no mpirun is started"),
-    flag("--timeout --report-uri --stdin --personality", str, none="is about mpirun; no mpirun is started"),
-    flag("--mpi-flags --launch-agent --launcher -launcher", str, none="is about mpirun; no mpirun is started"),
-    flag("-iface --interface", str, none=_NETWORK),
-)
-
-_TORCHRUN_FLAGS = (
-    flag("--nproc_per_node --nproc-per-node", str, "1"),
-    flag("--nnodes", str, "1"),
-    flag("--node_rank --node-rank", int, 0, none="is the number of this machine; torchrun sets it"),
-    flag("--master_addr --master-addr", str, none="is read from MASTER_ADDR"),
-    flag("--master_port --master-port", str, none="is read from MASTER_PORT"),
-    flag("--rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint", str, none="is for several machines"),
-    flag("--rdzv_id --rdzv-id --rdzv_conf --rdzv-conf --local_addr --local-addr", str, none="is for several machines"),
-    flag("--max_restarts --max-restarts --monitor_interval --monitor-interval", str, none="see --resume"),
-    flag("--start_method --start-method --role --tee -t --redirects -r", str, none=_PRINTS),
-    flag("--log_dir --log-dir --local_ranks_filter --local-ranks-filter", str, none=_PRINTS),
-    switch("--standalone --use_env --use-env", none="is not needed: processes are started with --devices"),
-    switch("-m --module", none="names the program as a module"),
-    switch("--no_python --no-python --run_path --run-path", none="is about starting Python"),
-)
-
-_MULTIPROC_FLAGS = (
-    flag("--nnodes", str, "1"),
-    flag("--node_rank", int, 0, none="is the number of this machine; torchrun sets it"),
-    flag("--nproc_per_node", str, "1"),
-    flag("--master_addr", str, none="is read from MASTER_ADDR"),
-    flag("--master_port", str, none="is read from MASTER_PORT"),
-)
-
-_HOROVOD_FLAGS = (
-    flag("-np --num-proc -n", int, 1),
-    flag("-H --hosts", str),
-    flag("-hostfile --hostfile", str),
-    flag("-p --ssh-port -i --ssh-identity-file", str, none="is for other machines"),
-    flag("--network-interface --network-interfaces --nics", str, none=_NETWORK),
-    flag("--start-timeout --output-filename --config-file --log-level", str, none=_PRINTS),
-    flag("--fusion-threshold-mb", float, none="is the size of the reduction: parallel.bucket_cap_mb"),
-    flag("--cycle-time-ms --cache-capacity --timeline-filename --autotune-log-file", str, none="tunes Horovod"),
-    flag("--mpi-args --binding-args", str, none="is about mpirun; no mpirun is started"),
-    flag("--min-np --max-np --slots --host-discovery-script --reset-limit", str, none="is for elastic Horovod"),
-    switch("--verbose -v --disable-cache --autotune --gloo --mpi --use-gloo --use-mpi --use-jsrun", none=_PRINTS),
-    switch("--check-build --tcp --hierarchical-allreduce --hierarchical-allgather", none="tunes Horovod"),
-)
-
-_POPRUN_FLAGS = (
-    flag("--num-instances", int, 1, none="groups replicas into processes; here every device has its own"),
-    flag("--num-replicas", int, 1),
-    flag("--ipus-per-replica", int, 1, none="splits a replica over IPUs, which computes the same; see parallel.*"),
-    flag("--instances-per-host --replicas-per-instance", str, none="groups replicas; every device has its own process"),
-    flag("--host --hosts -H", str),
-    flag("--host-subnet --synthetic-data-host", str, none=_NETWORK),
-    flag("--numa-aware", str, none=_BINDS),
-    flag("--process-placement", str, none=_BINDS),
-    flag("--vipu-server-host --vipu-server-port --vipu-server-timeout --vipu-partition", str, none=_PARTITION),
-    flag("--vipu-cluster --vipu-allocation --reset-partition --update-partition", str, none=_PARTITION),
-    flag("--remove-partition --num-ilds --partition --sync-type --topology", str, none=_PARTITION),
-    flag("--mpi-global-args --mpi-local-args", str, none="is for the mpirun that poprun starts; none is started here"),
-    flag("--executable-cache-path", str, none="keeps programs compiled for IPUs; torch has its own cache"),
-    flag("--print-topology", str, none="prints the processes; the plan at the start of a run does"),
-    flag("--only-output-from-instance --only-stdout-from-instance", str, none=_PRINTS),
-    switch("-v -vv -vvv --verbose --tag-output --interactive -i --silent -q", none=_PRINTS),
-    switch("--offline-mode --terminate-on-error", none="is about poprun; none is started"),
-)
-
-_SRUN_FLAGS = (
-    flag("-n --ntasks", int),
-    flag("-N --nodes", str, "1"),
-    flag("--ntasks-per-node", int),
-    flag("-G --gpus --gpus-per-node --gpus-per-task --gres", str, none=_SLURM),
-    flag("-p --partition -A --account -J --job-name -t --time -q --qos --mem --mem-per-cpu", str, none=_SLURM),
-    flag("-c --cpus-per-task --cpu-bind --cpu_bind --gpu-bind --hint --mem-bind --distribution", str, none=_SLURM),
-    flag("-o --output -e --error -w --nodelist -x --exclude -C --constraint --export --mpi", str, none=_SLURM),
-    flag("--container-image --container-mounts --container-name --container-workdir --chdir -D", str, none=_SLURM),
-    switch("-l --label -u --unbuffered --exclusive --overlap --pty -K --kill-on-bad-exit -v", none=_SLURM),
-)
 
 
 def _number(value: Any, default: int = 1) -> int:
@@ -180,12 +80,15 @@ def _srun_counts(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prun"), Launcher("mpirun", _MPI_FLAGS, _mpi_counts, True)),
-    "horovodrun": Launcher("horovodrun", _HOROVOD_FLAGS, _horovod_counts),
-    "poprun": Launcher("poprun", _POPRUN_FLAGS, _poprun_counts),
-    "srun": Launcher("srun", _SRUN_FLAGS, _srun_counts),
-    "torchrun": Launcher("torchrun", _TORCHRUN_FLAGS, _torchrun_counts),
-    "multiproc.py": Launcher("multiproc.py", _MULTIPROC_FLAGS, _torchrun_counts),
+    **dict.fromkeys(
+        ("mpirun", "mpiexec", "orterun", "prun"),
+        Launcher("mpirun", read_flags("launchers", "mpirun"), _mpi_counts, True),
+    ),
+    "horovodrun": Launcher("horovodrun", read_flags("launchers", "horovodrun"), _horovod_counts),
+    "poprun": Launcher("poprun", read_flags("launchers", "poprun"), _poprun_counts),
+    "srun": Launcher("srun", read_flags("launchers", "srun"), _srun_counts),
+    "torchrun": Launcher("torchrun", read_flags("launchers", "torchrun"), _torchrun_counts),
+    "multiproc.py": Launcher("multiproc.py", read_flags("launchers", "multiproc"), _torchrun_counts),
 }
 _COUNTS = (
     "np",

@@ -7,10 +7,10 @@ import random
 import re
 
 import pytest
-from flag_examples import COMPANIONS, words_of
 
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.core.errors import UsageError
+from reconv.migrate.flag_reference import REQUIRED, documented_flags, example_words
 from reconv.migrate.flags import Flag
 from reconv.migrate.migration import Migration, finish, migrate_command, wanted_recipe
 from reconv.migrate.programs import PROGRAMS
@@ -22,10 +22,6 @@ from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
 
 BY_NAME = {program.name: program for program in PROGRAMS}
-REQUIRED = {
-    "nvidia-launch": ["--model=resnet50", "--precision=AMP", "--mode=convergence", "--platform=DGX1V"],
-    "torchvision-detection": ["--model=ssd300_vgg16"],
-}
 # Flags that refuse others of the same program by what they mean, so that random subsets cannot have them.
 CHOOSY = {
     *(
@@ -54,10 +50,9 @@ CHOOSY = {
 }
 
 
-def own_flags(program: Program) -> list[Flag]:
-    """The flags of a program, but help and those it always needs."""
-    needed = {word.partition("=")[0] for word in REQUIRED.get(program.name, [])}
-    return [item for item in program.flags if item.key not in ("help", "h") and item.name not in needed]
+def words_of(program: Program, items: list[Flag]) -> list[str]:
+    """A command of a program with these flags."""
+    return [word for item in items for word in example_words(program, item)]
 
 
 def rows_of(migration: Migration, name: str) -> list[str]:
@@ -67,8 +62,8 @@ def rows_of(migration: Migration, name: str) -> list[str]:
 def test_every_flag_alone_is_mapped_or_explained() -> None:
     count = 0
     for program in PROGRAMS:
-        for item in own_flags(program):
-            words = [*REQUIRED.get(program.name, []), *COMPANIONS.get(item.key, []), *words_of(program, [item])]
+        for item in documented_flags(program):
+            words = [*REQUIRED.get(program.name, []), *item.beside, *words_of(program, [item])]
             migration = migrate_command(" ".join([program.script, *words]), program.name)
             texts = rows_of(migration, item.name)
             assert len(texts) == 1 and texts[0] not in ("", OVERRULED), (program.name, item.name, texts)
@@ -81,7 +76,7 @@ def test_every_flag_alone_is_mapped_or_explained() -> None:
 def random_flags(program: Program, seed: int, most: int) -> list[Flag]:
     """Some flags of a program; the same ones for a seed."""
     draw = random.Random(f"{program.name} {seed}")
-    possible = [item for item in own_flags(program) if item.key not in CHOOSY]
+    possible = [item for item in documented_flags(program) if item.key not in CHOOSY]
     return draw.sample(possible, draw.randint(0, min(most, len(possible))))
 
 

@@ -9,7 +9,7 @@ from reconv.core.errors import UsageError
 from reconv.migrate.command_line import shorten
 from reconv.migrate.programs.detection_references import NVIDIA_SSD, TORCHVISION_DETECTION
 from reconv.migrate.programs.graphcore import GRAPHCORE_TRAIN
-from reconv.migrate.programs.graphcore_tools import RESTORE, UPLOAD, VALIDATION, WEIGHT_AVERAGE
+from reconv.migrate.programs.graphcore_tools import EMBEDDED, RESTORE, UPLOAD, VALIDATION, WEIGHT_AVERAGE
 from reconv.migrate.programs.habana import HABANA_DEMO, HABANA_GOOGLENET, HABANA_GOOGLENET_DEMO, HABANA_TRAIN
 from reconv.migrate.programs.habana_ssd import HABANA_INFERENCE, HABANA_SSD
 from reconv.migrate.programs.habana_tensorflow import HABANA_RESNEXT
@@ -41,6 +41,7 @@ PROGRAMS: tuple[Program, ...] = (
     GRAPHCORE_TRAIN,
     RESTORE,
     VALIDATION,
+    EMBEDDED,
     WEIGHT_AVERAGE,
     UPLOAD,
     TORCHVISION_TRAIN,

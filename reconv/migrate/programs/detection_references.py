@@ -9,102 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
-from reconv.migrate.flags import flag, switch
-from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps, take_device
+from reconv.migrate.flag_tables import epochs, read_flags, steps
+from reconv.migrate.programs.program import Program, missing_data, refuse_positional, take_device
 from reconv.migrate.translation import Translation
 
 _OURS = "the detector here is SSD300 with a ResNet-34 backbone: other accuracy, other weights"
 _OTHER_WEIGHTS = "has weights of another network"
 _JITTER = {"brightness": 0.125, "contrast": 0.5, "saturation": 0.5, "hue": 0.05}
-_LAUNCHER = "is set by the launcher"
 _TORCHVISION_SSDS = ("ssd300_vgg16", "ssdlite320_mobilenet_v3_large")
-_TORCHVISION_DETECTORS = (
-    *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "fcos", "keypointrcnn", "maskrcnn", "retinanet")),
-    *(f"{name}_resnet50_fpn_v2" for name in ("fasterrcnn", "maskrcnn", "retinanet")),
-    *("fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn"),
-    *_TORCHVISION_SSDS,
-)
-
-NVIDIA_SSD_FLAGS = (
-    flag("-d --data", str),
-    flag("-e --epochs", int, 65, positive=True),
-    flag("--batch-size --bs", int, 32, positive=True),
-    flag("--eval-batch-size --ebs", int, 32, sets="evaluate.batch_size"),
-    switch("--no-cuda"),
-    flag("-s --seed", int, sets="seed"),
-    flag("--checkpoint", str),
-    flag("--torchvision-weights-version", str, "IMAGENET1K_V2"),
-    flag("--save", str, run="--out"),
-    flag(
-        "--mode",
-        str,
-        "training",
-        choices=("training", "evaluation", "benchmark-training", "benchmark-inference"),
-    ),
-    flag("--evaluation", int, [21, 31, 37, 42, 48, 53, 59, 64], arity="*"),
-    flag("--multistep", int, [43, 54], arity="*"),
-    flag("--learning-rate --lr", float, 2.6e-3, sets="schedule.lr"),
-    flag("-m --momentum", float, 0.9, sets="optimizer.momentum"),
-    flag("--weight-decay --wd", float, 5e-4, sets="optimizer.weight_decay"),
-    flag("--warmup", int),
-    flag("--benchmark-iterations", int, 20),
-    flag("--benchmark-warmup", int, 20, none="reconv bench leaves out the first steps"),
-    flag("--backbone", str, "resnet50", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")),
-    flag("--backbone-path", str),
-    flag("--num-workers", int, 8, sets="data.num_workers"),
-    switch("--amp"),
-    switch("--no-amp"),
-    switch("--allow-tf32"),
-    switch("--no-allow-tf32"),
-    flag("--data-layout", str, "channels_last", choices=("channels_first", "channels_last")),
-    flag("--log-interval", int, 20, sets="log.every", convert=steps),
-    flag("--json-summary", str),
-    flag("--local_rank", int, 0, none=_LAUNCHER),
-)
-
-TORCHVISION_FLAGS = (
-    flag("--data-path", str),
-    flag("--dataset", str, "coco", choices=("coco", "coco_kp")),
-    flag("--model", str, "maskrcnn_resnet50_fpn", choices=_TORCHVISION_DETECTORS),
-    flag("--device", str, "cuda"),
-    flag("-b --batch-size", int, 2, positive=True),
-    flag("--epochs", int, 26, positive=True),
-    flag("-j --workers", int, 4, sets="data.num_workers"),
-    flag("--opt", str, "sgd", choices=("sgd", "adamw")),
-    flag("--lr", float, 0.02, sets="schedule.lr"),
-    flag("--momentum", float, 0.9),
-    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
-    flag("--norm-weight-decay", float),
-    flag("--lr-scheduler", str.lower, "multisteplr", choices=("multisteplr", "cosineannealinglr")),
-    flag("--lr-step-size", int, 8, none="their program ignores it; --lr-steps decides"),
-    flag("--lr-steps", int, [16, 22], arity="+"),
-    flag("--lr-gamma", float, 0.1),
-    flag("--print-freq", int, 20, sets="log.every", convert=steps),
-    flag("--output-dir", str, "."),
-    flag("--resume", str),
-    flag(
-        "--start_epoch --start-epoch",
-        int,
-        0,
-        missing="checkpoints of theirs are of another network",
-    ),
-    flag("--aspect-ratio-group-factor", int, 3, none="all images have 300 x 300 pixels, so none needs padding"),
-    flag("--rpn-score-thresh", float, none="is for networks with region proposals"),
-    flag("--trainable-backbone-layers", int, missing="the whole backbone is trained; see model.trainable"),
-    flag("--data-augmentation", str, "hflip", choices=("hflip", "lsj", "multiscale", "ssd", "ssdlite")),
-    switch("--sync-bn", none="batch norm is over the whole batch here"),
-    switch("--test-only"),
-    switch("--use-deterministic-algorithms", sets="engine.deterministic"),
-    flag("--world-size", int, 1, none=_LAUNCHER),
-    flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
-    flag("--weights", str, missing="are of another network; --init takes weights of this one or of its backbone"),
-    switch("--pretrained", missing="are of another network; --init takes weights of this one or of its backbone"),
-    flag("--weights-backbone", str),
-    switch("--amp"),
-    switch("--use-copypaste", missing="copy-paste augmentation is not supported"),
-    flag("--backend", str, "PIL", none="chooses torchvision's own image type"),
-    switch("--use-v2", none="chooses torchvision's own transforms"),
-)
 
 
 def _detector(t: Translation, model: str, group: int | str, *keys: str) -> None:
@@ -268,7 +180,7 @@ NVIDIA_SSD = Program(
     "NVIDIA DeepLearningExamples, SSD300: main.py",
     "nvidia",
     ("main.py",),
-    NVIDIA_SSD_FLAGS,
+    read_flags("nvidia_ssd", "ssd"),
     translate_nvidia,
     required="data",
     launchers=("torchrun",),
@@ -279,7 +191,7 @@ TORCHVISION_DETECTION = Program(
     "torchvision, references/detection: train.py",
     "torchvision",
     ("train.py",),
-    TORCHVISION_FLAGS,
+    read_flags("torchvision", "detection"),
     translate_torchvision,
     required="model",
     launchers=("torchrun",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from reconv.core.errors import UsageError
-from reconv.migrate.programs.program import epochs, needs_weights
+from reconv.migrate.flag_tables import epochs
+from reconv.migrate.programs.program import needs_weights
 from reconv.migrate.translation import Translation
 
 

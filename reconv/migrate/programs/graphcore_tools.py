@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.migrate.flags import flag, switch
-from reconv.migrate.programs.graphcore import graphcore_config, resume_run
-from reconv.migrate.programs.graphcore_flags import FLAGS
-from reconv.migrate.programs.program import Program, epochs, nothing_to_do, refuse_positional
+from reconv.migrate.flag_tables import epochs, read_flags
+from reconv.migrate.programs.graphcore import FLAGS, graphcore_config, resume_run
+from reconv.migrate.programs.graphcore_network import translate_network
+from reconv.migrate.programs.program import Program, nothing_to_do, refuse_positional
 from reconv.migrate.translation import Translation
 
 
@@ -23,7 +23,7 @@ RESTORE = Program(
     "Graphcore examples, TensorFlow CNNs: restore.py",
     "graphcore",
     ("restore.py",),
-    (flag("--restore-path", str),),
+    read_flags("graphcore", "restore"),
     _restore,
     usual=True,
     help_verb="resume",
@@ -62,15 +62,43 @@ VALIDATION = Program(
     "Graphcore examples, TensorFlow CNNs: validation.py",
     "graphcore",
     ("validation.py",),
-    (
-        *FLAGS,
-        flag("--repeat", int, 1, none="every image counts exactly once, so one pass is enough"),
-        switch("--inference"),
-    ),
+    (*FLAGS, *read_flags("graphcore", "validation")),
     _validate,
     configure=graphcore_config,
     usual=True,
     help_verb="eval",
+)
+
+
+def _serve(t: Translation, positional: Sequence[str]) -> None:
+    """inference_embedded.py: threads that send batches to a compiled network."""
+    refuse_positional(t, positional)
+    t.action.verb = "bench infer"
+    if t["restore_path"]:
+        t.action.takes_recipe, t.action.arguments = False, [t["restore_path"]]
+        t.explain("restore_path", "renamed", "the argument of reconv bench infer: a run of Reconv")
+    else:
+        translate_network(t, is_cifar=(t["dataset"] or "").startswith("cifar"))
+    t.explain("data_dir", "no effect", "inference is measured on generated images; --data DIR reads files")
+    if t["num_inference_thread"]:
+        t.option("--concurrency", str(t["num_inference_thread"]), "num_inference_thread")
+    if t["batch_size"]:
+        t.option("--batches", str(t["batch_size"]), "batch_size")
+    for item in FLAGS:
+        if t.is_typed(item.key) and item.key not in ("restore_path", "data_dir", "batch_size") and not item.none:
+            t.explain(item.key, "no effect", "is for training, or stored with the run")
+
+
+EMBEDDED = Program(
+    "graphcore-inference",
+    "Graphcore examples, TensorFlow CNNs: inference_embedded.py",
+    "graphcore",
+    ("inference_embedded.py",),
+    (*FLAGS, *read_flags("graphcore", "inference")),
+    _serve,
+    configure=graphcore_config,
+    usual=True,
+    help_verb="bench infer",
 )
 
 
@@ -88,6 +116,10 @@ def _average(t: Translation, positional: Sequence[str]) -> None:
         t.explain("decay", "no effect", "is for --mode exponential")
     if t["filename"]:
         t.option("--out", t["filename"], "filename")
+    if t["discard_last"]:
+        t.option("--discard-last", str(t["discard_last"]), "discard_last")
+    else:
+        t.explain("discard_last", "no effect", "0 leaves out none, as here")
 
 
 WEIGHT_AVERAGE = Program(
@@ -95,14 +127,7 @@ WEIGHT_AVERAGE = Program(
     "Graphcore examples, TensorFlow CNNs: weight_avg.py",
     "graphcore",
     ("weight_avg.py",),
-    (
-        flag("--restore-path", str),
-        flag("--filename", str),
-        flag("-N", int, 10),
-        flag("--mode", str, "mean", choices=("mean", "exponential")),
-        flag("--decay", float, 0.99),
-        switch("--discard-last", missing="the newest checkpoint is always part of the average"),
-    ),
+    read_flags("graphcore", "average"),
     _average,
     usual=True,
     help_verb="average",
@@ -120,7 +145,7 @@ UPLOAD = Program(
     "Graphcore examples, TensorFlow CNNs: upload_run.py",
     "graphcore",
     ("upload_run.py",),
-    (flag("--base-folder", str), flag("--name", str), flag("--project", str)),
+    read_flags("graphcore", "upload"),
     _upload,
     usual=True,
 )

@@ -9,16 +9,14 @@ from typing import get_args
 
 from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_small_text
-from reconv.migrate.flags import flag, switch, text_bool
+from reconv.migrate.flag_tables import epochs, read_flags, steps
 from reconv.migrate.programs.program import (
     Program,
-    epochs,
     missing_data,
     own_model,
     refuse_positional,
     resume_checkpoint,
     start_epoch,
-    steps,
 )
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
@@ -26,98 +24,13 @@ from reconv.recipe.parts.precision import OperationName
 
 _DEFAULT_DATA = "/data/pytorch/imagenet/ILSVRC2012"
 _UNLIMITED = 2**63 - 1
-_IGNORED = "their program itself ignores it"
-_LAZY = "is about Gaudi's lazy mode: set PT_HPU_LAZY_MODE=1 for --device hpu"
 # The lists that come with the program: they name what bf16 computes in bfloat16 here, too.
 _KNOWN_LISTS = {
     f"ops_{dtype}_{name}.txt" for dtype in ("bf16", "fp32") for name in ("Resnet", "Mobilenet", "googlenet")
 }
 
-_SHARED = (
-    flag("-b --batch-size", int, 128, positive=True),
-    flag("--epochs", int, 90),
-    flag("-j --workers", int, 10, sets="data.num_workers"),
-    flag("--process-per-node", int, 8, none=_IGNORED),
-    flag("--momentum", float, 0.9, sets="optimizer.momentum"),
-    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
-    flag("--lr-step-size", int, 30),
-    flag("--lr-gamma", float, 0.1),
-    flag("--resume", str),
-    flag("--start-epoch", int, 0),
-    switch("--pretrained"),
-    flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
-    flag("--num-train-steps", int, _UNLIMITED, positive=True),
-    switch("--hmp"),
-    flag("--hmp-bf16", str),
-    flag("--hmp-fp32", str),
-    flag("--hmp-opt-level", str, "O1", choices=("O1", "O2"), none="there is one level: each operation by its kind"),
-    switch("--hmp-verbose", none="prints the casts of their mixed precision"),
-    switch("--autocast"),
-)
-
-TRAIN_FLAGS = (
-    *_SHARED,
-    flag("--data-path", str),
-    flag("--dl-time-exclude", text_bool, True, none="images/s are reported with and without the time of loading"),
-    flag("--model", str, "resnet18"),
-    flag("--device", str, "hpu"),
-    flag("-ebe --epochs_between_evals", int, 1),
-    flag("-eoe --eval_offset_epochs", int, 0),
-    flag("--dl-worker-type", str.upper, "HABANA", choices=("MP", "HABANA")),
-    flag("--hls_type", str, "HLS1", none=_IGNORED),
-    flag("--lr", float, 0.1),
-    flag("--lars_base_learning_rate", float, 9.0),
-    flag("--lars_end_learning_rate", float, 1e-4),
-    flag("--lars_warmup_epochs", int, 3),
-    flag("--lars_decay_epochs", int, 36),
-    flag("--lwd --lars-weight-decay", float, 5e-5),
-    flag("--custom-lr-values", float, arity="+"),
-    flag("--custom-lr-milestones", int, arity="+"),
-    flag("--label-smoothing", float, 0.0, sets="loss.label_smoothing"),
-    flag("--print-freq", int, 1, sets="log.every", convert=steps),
-    flag("--output-dir", str, "."),
-    flag("--channels-last", text_bool, False),
-    flag("--seed", int, 123, sets="seed"),
-    switch("--cache-dataset", none="listing a folder needs no cache; TFRecords and packed data have an index"),
-    switch("--sync-bn"),
-    switch("--test-only"),
-    switch("--use_torch_compile"),
-    switch("--no-compiled-autograd", none="tunes torch.compile on Gaudi"),
-    flag("--hpu_graphs", text_bool, True, none="Gaudi's graphs are not captured; engine.compile decides"),
-    flag("--optimizer", str.lower, "sgd", choices=("lars", "sgd")),
-    switch("--enable-tensorboard-logging"),
-    switch("--force_native_sgd"),
-    switch("--apex"),
-    flag("--apex-opt-level", str, "O1", none="there is one level: torch's autocast"),
-    flag("--world-size", int, 1, positive=True, none="is set by the launcher"),
-    flag("--num-eval-steps", int, _UNLIMITED, positive=True),
-    switch("--save-checkpoint"),
-    switch("--save-model", none="every checkpoint has its weights in model.safetensors"),
-    flag("--run-lazy-mode", text_bool, True, none=_LAZY),
-    switch("--deterministic"),
-    switch("--profile"),
-    flag("--profile_steps", str, "0"),
-)
-
-GOOGLENET_FLAGS = (
-    *(item for item in _SHARED if item.key != "batch_size"),
-    switch("--amp"),
-    flag("-b --batch-size", int, 256, positive=True),
-    flag("--data-path", str),
-    flag("--dataset-type", str, "Imagenet", choices=("Imagenet",), none="the format is detected from the files"),
-    flag("--device", str, "hpu", choices=("cpu", "hpu", "gpu")),
-    switch("--distributed", none="is set by the launcher"),
-    flag("--dl-worker-type", str.upper, "MP", choices=("MP", "HABANA")),
-    switch("-e --evaluate"),
-    switch("--enable-lazy", none=_LAZY),
-    flag("--gpu", int, 0),
-    flag("--lr --learning-rate", float, 0.1),
-    flag("--model", str, "googlenet"),
-    switch("--no-aux-logits"),
-    flag("-p --print-interval", int, 1, sets="log.every", convert=steps),
-    flag("--save-checkpoint", int, 1, arity="?", const=5),
-    flag("--seed", int, sets="seed"),
-)
+TRAIN_FLAGS = read_flags("habana", "shared", "train")
+GOOGLENET_FLAGS = read_flags("habana", "shared", "googlenet")
 
 
 def translate_train(t: Translation, positional: Sequence[str]) -> None:
@@ -384,6 +297,6 @@ HABANA_GOOGLENET_DEMO = Program(
     "Habana Model-References, PyTorch classification: demo_googlenet.py",
     "habana",
     ("demo_googlenet.py",),
-    (*GOOGLENET_FLAGS, flag("--world-size", int, 1, positive=True)),
+    read_flags("habana", "shared", "googlenet", "googlenet_demo"),
     translate_googlenet_demo,
 )

@@ -4,51 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.migrate.flags import flag, switch, yes_no
-from reconv.migrate.programs.habana_tensorflow import profile_range
-from reconv.migrate.programs.program import Program, epochs, missing_data, refuse_positional, steps
+from reconv.migrate.flag_tables import epochs, read_flags, steps
+from reconv.migrate.programs.program import Program, missing_data, refuse_positional
 from reconv.migrate.translation import Translation
 
-_IGNORED = "is for the launcher, and ssd.py itself ignores it"
 _DEFAULT_DATA = "/data/tensorflow/coco2017/ssd_tf_records"
 _COCO_TRAIN, _COCO_VAL = 117266, 5000
 
-FLAGS = (
-    flag("-d --dtype", str, "bf16", choices=("bf16", "fp32")),
-    flag("-b --batch_size", int, 128, positive=True),
-    flag("-e --epochs", float, 50.0),
-    flag("--mode", str, "train", choices=("train", "eval")),
-    flag("--max_cpus", int, 16, none="caps cores; engine.num_threads does"),
-    flag("--num_parallel_calls", int, 64, sets="data.num_workers"),
-    flag("--threadpool_size", int, 0, none="data.num_workers decides; 0 is automatic, as here"),
-    flag("--hvd_workers", int, 1, none=_IGNORED),
-    flag("--num_workers_per_hls", int, 8, none=_IGNORED),
-    flag("--kubernetes_run", yes_no, False, none=_IGNORED),
-    switch("--use_horovod", none="processes are started by --devices or a launcher"),
-    flag("--inference", str),
-    switch("--no_hpu"),
-    switch("--distributed_bn"),
-    switch("--vis_dataloader"),
-    flag("--profile", profile_range, (0, 0)),
-    switch("--use_cocoeval_cc", none="COCO's metrics are computed by a compiled library"),
-    switch("-f --use_fake_data"),
-    flag("--lr_warmup_epoch", float, 5.0),
-    flag("--base_lr", float, 3e-3),
-    flag("--weight_decay", float, 5e-4, sets="optimizer.weight_decay"),
-    flag("--k", int, 0),
-    flag("--model_dir", str, run="--out"),
-    flag("--resnet_checkpoint", str),
-    flag("--data_dir", str),
-    flag("--eval_samples", int, _COCO_VAL),
-    flag("--num_examples_per_epoch", int, _COCO_TRAIN, positive=True),
-    flag("-s --steps", int, 0),
-    flag("-v --log_step_count_steps", int, 1, sets="log.every", convert=steps),
-    flag("-c --save_checkpoints_epochs", float, 5.0, sets="save.every", convert=epochs),
-    flag("--keep_ckpt_max", int, 20, sets="save.keep_last"),
-    flag("--save_summary_steps", int, 1),
-    switch("--static", none="replays augmented batches; here the same seed gives the same crops"),
-    flag("--recipe_cache", str, none="keeps programs compiled for Gaudi; torch has its own cache"),
-)
+FLAGS = read_flags("habana_tensorflow", "ssd")
 
 
 def translate(t: Translation, positional: Sequence[str]) -> None:
@@ -175,21 +138,6 @@ HABANA_SSD = Program(
     usual=True,
 )
 
-INFERENCE_FLAGS = (
-    flag("-t --model_type", str, "HPUModel", none="chooses how Gaudi runs the network; --backend does"),
-    flag("-m --model", str, "resnet50", choices=("resnet50", "resnext101_32x4d")),
-    flag("-b --batch_size", int, 256, positive=True),
-    switch("--benchmark"),
-    switch("--accuracy"),
-    switch("--profile", missing="inference is not traced; reconv bench infer reports latencies", changes_result=False),
-    flag("-dt --dtype", str, "bfloat16", arity="?", const="bfloat16", choices=("bfloat16", "float32")),
-    flag("-data --dataset_path", str),
-    flag("-ckpt --checkpoint_path", str),
-    switch("--pt_dataloader", none="images are read by Reconv's own loader"),
-    flag("-mp --model_path", str),
-    switch("--compile", none="--backend auto is the fastest that equals the network as trained"),
-)
-
 
 def translate_inference(t: Translation, positional: Sequence[str]) -> None:
     """A command of inference.py."""
@@ -225,7 +173,7 @@ HABANA_INFERENCE = Program(
     "Habana Model-References, PyTorch classification: inference.py",
     "habana",
     ("inference.py",),
-    INFERENCE_FLAGS,
+    read_flags("habana", "inference"),
     translate_inference,
     usual=True,
     help_verb="eval",

@@ -5,108 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
-from reconv.migrate.flags import Flag, flag, switch
-from reconv.migrate.programs.program import Program, epochs, missing_data, needs_weights, refuse_positional, steps
+from reconv.migrate.flag_tables import epochs, read_flags, steps
+from reconv.migrate.programs.program import Program, missing_data, needs_weights, refuse_positional
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
-_TENSORFLOW = "tunes TensorFlow itself"
-_CLOUD = "uploads results; logs are files of the run directory"
-_STRATEGY = "is a strategy of TensorFlow; --devices N starts processes here"
-_SEED = "the order and augmentation of data follow --seed N"
 _MINI_PERCENT = 10  # how large the subset is depends on who made it
 _DEFAULT_DATA = "/data/tensorflow/imagenet/tf_records"
 
 
-def profile_range(text: str) -> tuple[int, int]:
-    """`5,8` as the first and last step."""
-    words = text.split(",")
-    if len(words) != 2 or not all(word.strip().isdigit() for word in words):
-        raise ValueError("two steps are needed, as in 5,8")
-    return int(words[0]), int(words[1])
-
-
-FLAGS: tuple[Flag, ...] = (
-    flag("--data_dir -dd", str),
-    flag("--jpeg_data_dir -jpdd", str),
-    flag("--model_dir -md", str, run="--out"),
-    switch("--clean", none="every run has a new folder"),
-    flag("--train_epochs -te", float, 10.0),
-    flag("--epochs_between_evals -ebe", float, 1.0),
-    flag("--stop_threshold -st", float),
-    flag("--batch_size -bs", int, 32, positive=True),
-    flag("--num_gpus -ng", int, 1),
-    flag("--hooks -hk", str, "LoggingTensorHook"),
-    flag("--export_dir -ed", str),
-    flag("--distribution_strategy -ds", str, "off", none=_STRATEGY),
-    flag("--display_steps -dis", int, 100, sets="log.every", convert=steps),
-    switch("--disable_checkpoints"),
-    flag("--save_checkpoint_steps -cs", int),
-    switch("--no_hpu"),
-    switch("--dummy_epoch", none="the first steps are left out of images/s; --dry-run N tries some"),
-    flag("--inter_op_parallelism_threads -inter", int, 0, none=_TENSORFLOW),
-    flag("--intra_op_parallelism_threads -intra", int, 0),
-    switch("--use_synthetic_data -synth"),
-    flag("--max_train_steps -mts", int, positive=True),
-    flag("--max_eval_steps -mes", int, positive=True),
-    flag("--data_loader_image_type -dlit", str, "fp32", choices=("fp16", "fp32", "bf16")),
-    flag("--dtype -dt", str, "fp32", choices=("fp16", "fp32", "bf16")),
-    flag("--bf16_config_path", str, none="lists operations; precision.ops does, and the default list is bf16's"),
-    flag("--loss_scale -ls", str),
-    flag("--all_reduce_alg -ara", str, none=_STRATEGY),
-    flag("--num_packs", int, 1, none=_STRATEGY),
-    flag("--tf_gpu_thread_mode -gt_mode", str, none=_TENSORFLOW),
-    flag("--per_gpu_thread_count -pgtc", int, 0, none=_TENSORFLOW),
-    flag("--datasets_num_private_threads", int, sets="data.num_workers"),
-    switch("--tf_data_experimental_slack", none=_TENSORFLOW),
-    flag("--data_format -df", str, "channels_last", choices=("channels_first", "channels_last")),
-    flag("--benchmark_logger_type", str, "BaseBenchmarkLogger", none="see summary.json, or --json FILE"),
-    flag("--benchmark_test_id -bti", str, none="names a benchmark; --out DIR names the run"),
-    flag("--benchmark_log_dir -bld", str, none="see summary.json, or --json FILE"),
-    flag("--log_steps", int, 100),
-    flag("--gcp_project -gp", str, none=_CLOUD),
-    flag("--bigquery_data_set -bds", str, "test_benchmark", none=_CLOUD),
-    flag("--bigquery_run_table -brt", str, "benchmark_run", none=_CLOUD),
-    flag("--bigquery_run_status_table -brst", str, "benchmark_run_status", none=_CLOUD),
-    flag("--bigquery_metric_table -bmt", str, "benchmark_metric", none=_CLOUD),
-    flag("--worker_hosts", str, none="is for the launcher: torchrun, mpirun or srun"),
-    flag("--task_index", int, -1, none="is set by the launcher"),
-    switch("--experimental_preloading", True, none="data is prefetched here; data.prefetch says how far"),
-    flag("--train_offset", int, 0, missing="adds epochs to the length; give --epochs the sum"),
-    flag("--resnet_version -rv", str, "1", choices=("1", "2")),
-    switch("--return_before_eval -rbv"),
-    switch("--disable_eval"),
-    switch("--fine_tune -ft", sets="model.freeze_backbone"),
-    flag("--pretrained_model_checkpoint_path -pmcp", str),
-    switch("--eval_only"),
-    switch("--image_bytes_as_serving_input", none="exported models take images; reconv serve takes JPEG files"),
-    switch("--use_train_and_evaluate", none="there is one loop for training and evaluation"),
-    switch("--enable_lars"),
-    flag("--epochs_for_lars", float, 38.0),
-    flag("--start_learning_rate", float, 9.5),
-    flag("--label_smoothing", float, 0.1, sets="loss.label_smoothing"),
-    flag("--warmup_epochs", float, 8.0),
-    switch("--disable_warmup"),
-    switch("--use_cosine_lr", True),
-    flag("--weight_decay", float, 6.103515625e-05, sets="optimizer.weight_decay"),
-    flag("--momentum", float, 0.875, sets="optimizer.momentum"),
-    flag("--model_type", str, "resnext", choices=("resnet", "resnext")),
-    flag("--resnet_size -rs", str, "101", choices=("18", "34", "50", "101", "152", "200")),
-    flag("--save_summary_steps", int, 100),
-    switch("--enable_scoped_allocator", none=_TENSORFLOW),
-    flag("--profile_steps", profile_range, (7, 10)),
-    switch("--use_horovod -hvd", none="processes are started by --devices or a launcher"),
-    switch("--mini_imagenet"),
-    flag("--max_cpus -mc", int, 16, none="caps cores; engine.num_threads does"),
-    flag("--shuffle_seed", int, none=_SEED),
-    flag("--sample_distorted_bounding_box_seed", int, 0, none=_SEED),
-    flag("--random_flip_left_right_seed", int, none=_SEED),
-    flag("--dataset_parallel_calls", int, sets="data.num_workers"),
-    flag("--interleave_cycle_length", int, 10, none="samples are read by index in a seeded order"),
-    flag("-v --verbosity --stderrthreshold --logger_levels", str, none="is about printing"),
-    switch("--alsologtostderr --logtostderr --showprefixforinfo --only_check_args", none="is about printing"),
-    flag("--log_dir", str, none="see logs/ in the run directory"),
-)
+FLAGS = read_flags("habana_tensorflow", "resnext")
 
 
 def translate(t: Translation, positional: Sequence[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.migrate.flags import Flag, any_text_is_true, flag, switch
-from reconv.migrate.programs.program import Program, epochs, resume_checkpoint, start_epoch, steps, take_data
+from reconv.migrate.flag_tables import epochs, read_flags, steps
+from reconv.migrate.programs.program import Program, resume_checkpoint, start_epoch, take_data
 from reconv.migrate.translation import Translation
 
 # Their name -> ours and options.
@@ -22,95 +22,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "efficientnet-quant-b0": ("efficientnet_b0", {"dropout": 0.2, "drop_connect": 0.0}),
     "efficientnet-quant-b4": ("efficientnet_b4", {"dropout": 0.4, "drop_connect": 0.2}),
 }
-_OLD_ARCHITECTURES = tuple(
-    name for name in ARCHITECTURES if name.startswith("resne") and not name.startswith("efficientnet")
-)
-AFFINITIES = (
-    *("none", "socket", "socket_single", "socket_single_unique", "socket_unique_interleaved"),
-    *("socket_unique_contiguous", "single", "single_unique", "unique_interleaved", "unique_contiguous"),
-)
+FLAGS_2019 = read_flags("nvidia", "shared", "main_2019")
+FLAGS_CONVNETS = read_flags("nvidia", "shared", "convnets")
 _DALI = "chooses what decodes images; --set data.backend=gpu uses the GPU's JPEG decoder, the default is as exact"
-
-_SHARED = (
-    flag("-j --workers", int, 5, sets="data.num_workers"),
-    flag("--epochs", int, 90),
-    flag("-b --batch-size", int, 256, positive=True),
-    flag("--optimizer-batch-size", int, -1),
-    flag("--lr --learning-rate", float, 0.1, sets="schedule.lr"),
-    flag("--lr-schedule", str, "step", choices=("step", "linear", "cosine")),
-    flag("--warmup", int, 0),
-    flag("--label-smoothing", float, 0.0, sets="loss.label_smoothing"),
-    flag("--mixup", float, 0.0),
-    flag("--momentum", float, 0.9, sets="optimizer.momentum"),
-    flag("--weight-decay --wd", float, 1e-4, sets="optimizer.weight_decay"),
-    switch("--bn-weight-decay"),
-    switch("--nesterov", sets="optimizer.nesterov"),
-    flag("-p --print-freq", int, 10, sets="log.every", convert=steps),
-    flag("--resume", str),
-    flag("--static-loss-scale", float, 1.0),
-    switch("--dynamic-loss-scale"),
-    flag("--prof", int, -1),
-    switch("--amp"),
-    flag("--seed", int, sets="seed"),
-    flag("--local_rank --local-rank", int, 0, none="is set by the launcher"),
-    flag("--raport-file --raport_file", str, "experiment_raport.json"),
-    switch("--evaluate"),
-    switch("--training-only"),
-    switch("--no-checkpoints"),
-    flag("--workspace", str, "./", run="--out"),
-)
-
-FLAGS_2019 = (
-    *_SHARED,
-    flag("--data-backend --data-backends", str, "dali-cpu", choices=("pytorch", "dali-gpu", "dali-cpu"), none=_DALI),
-    flag("-a --arch", str, "resnet50", choices=_OLD_ARCHITECTURES),
-    flag("-c --model-config", str, "classic", choices=("classic", "fanin", "grp-fanin", "grp-fanout")),
-    flag("--start-epoch", int, 0),
-    flag("--pretrained-weights", str, sets="model.init"),
-    switch("--fp16"),
-    switch("--gather-checkpoints"),
-    flag("--final-weights", str, "model.pth.tar", none="their program ignores it; weights are in the run directory"),
-)
-
-FLAGS_CONVNETS = (
-    *_SHARED,
-    flag(
-        "--data-backend --data-backends",
-        str,
-        "dali-cpu",
-        choices=("pytorch", "dali-gpu", "dali-cpu", "synthetic", "syntetic"),
-    ),
-    flag("--interpolation", str, "bilinear", choices=("bilinear", "bicubic", "triangular")),
-    flag("-a --arch", str, "resnet50", choices=tuple(ARCHITECTURES)),
-    flag("-c --model-config", str, choices=("classic", "fanin")),
-    flag("--prefetch", int, 2, sets="data.prefetch"),
-    flag("--run-epochs", int, -1),
-    flag("--early-stopping-patience", int, -1),
-    flag("--image-size", int),
-    flag("--end-lr", float, 0.0),
-    flag("--optimizer", str, "sgd", choices=("sgd", "rmsprop")),
-    flag("--rmsprop-alpha", float, 0.9),
-    flag("--rmsprop-eps", float, 1e-3),
-    flag("--gather-checkpoints", int, 0),
-    flag("--jit", str, "no", choices=("no", "script")),
-    flag("--checkpoint-filename", str, "checkpoint.pth.tar", none="checkpoints are named by their step"),
-    flag("--memory-format", str, "nchw", choices=("nchw", "nhwc")),
-    flag("--use-ema", float),
-    flag("--augmentation", str, choices=("autoaugment",)),
-    flag("--gpu-affinity", str, "none", choices=AFFINITIES),
-    flag("--topk", int, 5, none="evaluation reports top-1 and top-5; predict --top N prints more classes"),
-    flag("--num_classes", int, 1000, none="is taken from the data"),
-    flag("--last_bn_0_init", any_text_is_true, False),
-    flag("--conv_init", str, "fan_in", choices=("fan_in", "fan_out")),
-    flag("--trt", any_text_is_true, False, none="prepares the network for TensorRT; reconv export --to onnx does"),
-    flag("--fused_se", any_text_is_true, True, none="is a faster form of the same network"),
-    flag("--bn_momentum", float),
-    flag("--bn_epsilon", float),
-    flag("--survival_prob", float),
-    flag("--dropout", float),
-    switch("--pretrained"),
-    flag("--pretrained-from-file", str, sets="model.init"),
-)
 
 
 def translate_2019(t: Translation, positional: Sequence[str]) -> None:
@@ -324,16 +238,12 @@ def translate_quantized(t: Translation, positional: Sequence[str]) -> None:
     t.notes.append("after training, reconv export RUN --to onnx --int8 quantizes the network")
 
 
-def _flags(*groups: Sequence[Flag]) -> tuple[Flag, ...]:
-    return tuple(item for group in groups for item in group)
-
-
 NVIDIA_2019 = Program(
     "nvidia",
     "NVIDIA DeepLearningExamples, RN50v1.5 (2019): main.py",
     "nvidia",
     ("main.py",),
-    _flags(FLAGS_2019),
+    FLAGS_2019,
     translate_2019,
     path=r"RN50v1\.5",
     num_positional=1,
@@ -345,7 +255,7 @@ NVIDIA_CONVNETS = Program(
     "NVIDIA DeepLearningExamples, ConvNets: main.py",
     "nvidia",
     ("main.py",),
-    _flags(FLAGS_CONVNETS),
+    FLAGS_CONVNETS,
     translate_convnets,
     path=r"ConvNets",
     num_positional=1,
@@ -356,7 +266,7 @@ NVIDIA_QUANTIZED = Program(
     "NVIDIA DeepLearningExamples, ConvNets: quant_main.py",
     "nvidia",
     ("quant_main.py",),
-    (*FLAGS_CONVNETS, switch("--skip-calibration", missing="quantization-aware training is not supported")),
+    read_flags("nvidia", "shared", "convnets", "quantized"),
     translate_quantized,
     num_positional=1,
     usual=True,

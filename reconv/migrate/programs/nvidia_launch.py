@@ -8,19 +8,13 @@ from typing import Any
 
 from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_config
-from reconv.migrate.flags import ParsedWords, Typed, flag
+from reconv.migrate.flag_tables import read_flags
+from reconv.migrate.flags import ParsedWords, Typed
 from reconv.migrate.programs.nvidia import ARCHITECTURES, FLAGS_CONVNETS, translate_convnets
 from reconv.migrate.programs.program import Program
 from reconv.migrate.translation import Translation
 from reconv.recipe.presets import nearest
 
-_OWN = (
-    flag("--cfg_file", str, none="the values of NVIDIA's own configs.yml are built in; a file of yours is read"),
-    flag("--model", str),
-    flag("--mode", str),
-    flag("--precision", str),
-    flag("--platform", str),
-)
 _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "AMP": {"static_loss_scale": 128, "amp": True},
     "FP32": {"amp": False},
@@ -219,7 +213,7 @@ LAUNCH = Program(
     "NVIDIA DeepLearningExamples, ConvNets: launch.py",
     "nvidia",
     ("launch.py",),
-    (*_OWN, *FLAGS_CONVNETS),
+    read_flags("nvidia", "launch", "shared", "convnets"),
     translate_launch,
     num_positional=1,
     configure=configure,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.migrate.flags import Flag, flag, switch
-from reconv.migrate.programs.nvidia import ARCHITECTURES, set_image_size, set_network
+from reconv.migrate.flag_tables import read_flags
+from reconv.migrate.programs.nvidia import set_image_size, set_network
 from reconv.migrate.programs.program import Program, nothing_to_do, refuse_positional
 from reconv.migrate.translation import Translation
 
@@ -34,28 +34,12 @@ def _classify(t: Translation, positional: Sequence[str]) -> None:
         t.option("--device", "cpu", "cpu")
 
 
-def _image_tool_flags(*more: Flag) -> tuple[Flag, ...]:
-    return (
-        flag("-a --arch", str, "resnet50", choices=tuple(ARCHITECTURES)),
-        flag("--image-size", int),
-        flag("-c --model-config", str, none="initial weights do not matter: they are loaded"),
-        flag("--num_classes", int, 1000, none="is taken from the weights"),
-        *more,
-    )
-
-
 CLASSIFY = Program(
     "nvidia-classify",
     "NVIDIA DeepLearningExamples, ConvNets: classify.py",
     "nvidia",
     ("classify.py",),
-    _image_tool_flags(
-        flag("--precision", str, "AMP", choices=("AMP", "FP16", "FP32", "INT8")),
-        switch("--cpu"),
-        flag("--image", str),
-        flag("--pretrained-from-file --weights", str),
-        switch("--pretrained", none="NVIDIA's weights are not downloaded; name a file"),
-    ),
+    read_flags("nvidia", "classify"),
     _classify,
     help_verb="predict",
 )
@@ -81,14 +65,7 @@ MODEL_TO_ONNX = Program(
     "NVIDIA DeepLearningExamples, ConvNets: model2onnx.py",
     "nvidia",
     ("model2onnx.py",),
-    _image_tool_flags(
-        flag("--device", str, "cuda", none="the exported network runs on any device"),
-        flag("--output", str),
-        flag("-b --batch-size", int),
-        flag("--pretrained-from-file", str),
-        switch("--pretrained", none="NVIDIA's weights are not downloaded; name a file"),
-        flag("--trt", str, none="prepares the network for TensorRT; ONNX needs nothing of it"),
-    ),
+    read_flags("nvidia", "onnx"),
     _to_onnx,
     help_verb="export",
 )
@@ -106,6 +83,6 @@ CHECKPOINT_TO_MODEL = Program(
     "NVIDIA DeepLearningExamples, ConvNets: checkpoint2model.py",
     "nvidia",
     ("checkpoint2model.py",),
-    (flag("--checkpoint-path", str), flag("--weight-path", str), switch("--ema")),
+    read_flags("nvidia", "weights"),
     _extract,
 )

@@ -81,16 +81,6 @@ class Program:
             return False
 
 
-def epochs(number: float) -> str:
-    """A number of epochs as a duration."""
-    return f"{number:.10g}ep"
-
-
-def steps(number: int) -> str:
-    """A number of steps as a duration."""
-    return f"{number}step"
-
-
 def refuse_positional(t: Translation, words: Sequence[str]) -> None:
     """An error for the first positional argument of a program that takes none."""
     for word in words:

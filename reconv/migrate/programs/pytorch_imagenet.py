@@ -4,45 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reconv.migrate.flags import flag, switch
+from reconv.migrate.flag_tables import epochs, read_flags
 from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.programs.program import (
     Program,
-    epochs,
     own_model,
     refuse_positional,
     resume_checkpoint,
     start_epoch,
-    steps,
     take_data,
 )
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 
 _LAUNCHER = "is set by the launcher"
-FLAGS = (
-    flag("-a --arch", str, "resnet18"),
-    flag("-j --workers", int, 4, sets="data.num_workers"),
-    flag("--epochs", int, 90, positive=True),
-    flag("--start-epoch", int, 0),
-    flag("-b --batch-size", int, 256, positive=True),
-    flag("--lr --learning-rate", float, 0.1, sets="schedule.lr"),
-    flag("--momentum", float, 0.9, sets="optimizer.momentum"),
-    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
-    flag("-p --print-freq", int, 10, sets="log.every", convert=steps),
-    flag("--resume", str),
-    switch("-e --evaluate"),
-    switch("--pretrained"),
-    flag("--world-size", int, -1),
-    flag("--rank", int, -1, none=_LAUNCHER),
-    flag("--dist-url", str, none="MASTER_ADDR and MASTER_PORT are read"),
-    flag("--dist-backend", str, "nccl", none="follows from the device"),
-    flag("--seed", int, sets="seed"),
-    flag("--gpu", int, none="--device cuda:N names a device"),
-    switch("--multiprocessing-distributed"),
-    switch("--no-accel --no-mps", none="--device cpu does not use the accelerator"),
-    switch("--dummy"),
-)
+FLAGS = read_flags("pytorch_examples", "imagenet")
 
 
 def translate(t: Translation, positional: Sequence[str]) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
-from reconv.migrate.flags import flag, switch
+from reconv.migrate.flag_tables import epochs, read_flags
 from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.programs.program import (
     Program,
-    epochs,
     missing_data,
     own_model,
     refuse_positional,
     resume_checkpoint,
     start_epoch,
-    steps,
     take_device,
 )
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
@@ -24,63 +22,7 @@ from reconv.recipe.model_names import MODEL_NAMES
 
 _POLICIES = {"ta_wide": "ta_wide", "ra": "randaugment", "imagenet": "autoaugment"}
 
-FLAGS = (
-    flag("--data-path", str),
-    flag("--model", str, "resnet18"),
-    flag("--device", str, "cuda", choices=("cuda", "cpu", "mps", "xpu")),
-    flag("-b --batch-size", int, 32, positive=True),
-    flag("--epochs", int, 90, positive=True),
-    flag("-j --workers", int, 16, sets="data.num_workers"),
-    flag("--opt", str.lower, "sgd"),
-    flag("--lr", float, 0.1),
-    flag("--momentum", float, 0.9),
-    flag("--wd --weight-decay", float, 1e-4, sets="optimizer.weight_decay"),
-    flag("--norm-weight-decay", float),
-    flag("--bias-weight-decay", float),
-    flag("--transformer-embedding-decay", float, none="convolutional networks have no embeddings"),
-    flag("--label-smoothing", float, 0.0, sets="loss.label_smoothing"),
-    flag("--mixup-alpha", float, 0.0, sets="augment.mixup.alpha"),
-    flag("--cutmix-alpha", float, 0.0, sets="augment.cutmix.alpha"),
-    flag("--lr-scheduler", str.lower, "steplr", choices=("steplr", "cosineannealinglr", "exponentiallr")),
-    flag("--lr-warmup-epochs", int, 0),
-    flag("--lr-warmup-method", str, "constant", choices=("constant", "linear")),
-    flag("--lr-warmup-decay", float, 0.01),
-    flag("--lr-step-size", int, 30),
-    flag("--lr-gamma", float, 0.1),
-    flag("--lr-min", float, 0.0),
-    flag("--print-freq", int, 10, sets="log.every", convert=steps),
-    flag("--output-dir", str, "."),
-    flag("--resume", str),
-    flag("--start-epoch", int, 0),
-    switch("--cache-dataset", none="listing a folder needs no cache"),
-    switch("--sync-bn"),
-    switch("--test-only"),
-    switch("--pretrained"),
-    flag("--auto-augment", str),
-    flag("--ra-magnitude", int, 9),
-    flag("--augmix-severity", int, 3, none="is for augmix, which is not supported"),
-    flag("--random-erase", float, 0.0, sets="augment.random_erasing.probability"),
-    switch("--amp"),
-    switch("--apex"),
-    flag("--apex-opt-level", str, "O1", none="there is one level: torch's autocast"),
-    flag("--world-size", int, 1, none="is set by the launcher"),
-    flag("--dist-url", str, "env://", none="MASTER_ADDR and MASTER_PORT are read"),
-    switch("--model-ema"),
-    flag("--model-ema-steps", int, 32, positive=True),
-    flag("--model-ema-decay", float, 0.99998),
-    switch("--use-deterministic-algorithms", sets="engine.deterministic"),
-    flag("--interpolation", str, "bilinear", choices=("bilinear", "bicubic", "nearest")),
-    flag("--val-resize-size", int, 256),
-    flag("--val-crop-size", int, 224),
-    flag("--train-crop-size", int, 224),
-    flag("--clip-grad-norm", float),
-    switch("--ra-sampler"),
-    flag("--ra-reps", int, 3),
-    flag("--weights", str),
-    flag("--weights-path", str, sets="model.init"),
-    flag("--backend", str, "PIL", none="chooses torchvision's own image type"),
-    switch("--use-v2", none="chooses torchvision's own transforms"),
-)
+FLAGS = read_flags("torchvision", "classification")
 
 
 def translate(t: Translation, positional: Sequence[str]) -> None:
