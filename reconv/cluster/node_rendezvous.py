@@ -28,6 +28,7 @@ from reconv.distributed.rank_store import Address, Signer, connect, resolve, ser
 BEAT_S = 1.0
 DEAD_S = 10.0  # of silence
 _COUNT, _LAST_ROUND = "count", "last-round"
+_MAX_NODES = 10_000  # that ever joined a rendezvous; more were counted by someone else, and each costs a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,15 @@ class StoreRendezvous:
         )
         store = self._connect()
         own_address = nic_address or address_towards(_resolve_rendezvous(host, port))
-        self.node = Node(store.add(_COUNT, 1), platform.node(), own_address, config.num_ranks, is_ready=True)
+        number = store.add(_COUNT, 1)
+        if number > _MAX_NODES:
+            raise UsageError(
+                f"{number - 1:,} nodes have joined this rendezvous, and {_MAX_NODES:,} may",
+                where=f"{host}:{port}",
+                why="someone else has written to it",
+                then="start another `reconv rendezvous` on a port that only the nodes of the job reach",
+            )
+        self.node = Node(number, platform.node(), own_address, config.num_ranks, is_ready=True)
         self.node = replace(self.node, round=self._last_round(store))
         # What is left of an earlier run is not about this one.
         self._ignored_end = self.node.round if self._get(store, f"ended/{self.node.round}") is not None else -1
@@ -243,7 +252,7 @@ class StoreRendezvous:
         count = store.add(_COUNT, 0)
         if count < node.id:  # a new store in place of the one that this node has joined
             count = store.add(_COUNT, node.id - count)
-        nodes = self._read_nodes(store, range(1, count + 1))
+        nodes = self._read_nodes(store, range(1, min(count, _MAX_NODES) + 1))
         round_number = max([self._last_round(store), *(seen.node.round for seen in nodes.values() if not seen.is_dead)])
         record = self._get(store, f"round/{round_number}")
         roster = self._view.roster if record is None else _roster(record)

@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reconv.serve.fairness import FairClock, Shares
+
 MAX_FAILURES = 5  # jobs that fail one after the other, with nothing done between them, before a device counts as lost
+_MIN_IMAGE_S = 1e-4  # of an image; what it takes beyond that is charged when its batch has ended
 _SMOOTHING = 0.1  # of the time per image, from which Retry-After is estimated
 
 RunBatch = Callable[[Sequence["Job"]], Sequence[Any]]
@@ -26,9 +29,11 @@ class Job:
     samples: Sequence[Any]
     options: Any  # a batch has jobs with equal options
     on_done: Callable[[Job], None]  # called in the thread of the device, unless the job was cancelled in the queue
+    client: str = ""
     is_cancelled: bool = False  # the client has gone, or its time is up
     result: Any = None
     error: BaseException | None = None
+    start: float = 0.0  # in the order of the clients
     batch_size: int = 0  # images of the batch it ran in
     queued_s: float = field(default_factory=time.perf_counter)
     started_s: float = 0.0
@@ -46,7 +51,8 @@ class QueueFullError(Exception):
 class Batcher:
     """The queue of one model and the threads that run it, one for each of `run_batches`.
 
-    Images count against `max_queue` from `reserve` (before they are read) until their job has ended.
+    Images count against `max_queue` from `reserve` (before they are read) until their job has ended. Clients take
+    turns by the time that their images take: who asks for little does not wait for all of another one's.
     """
 
     def __init__(
@@ -58,11 +64,12 @@ class Batcher:
         max_queue: int,
         on_batch: Callable[[int, float], None] = lambda num_images, network_s: None,
     ) -> None:
-        self.max_batch, self.max_wait_s, self.max_queue = max_batch, max_wait_s, max_queue
+        self.max_batch, self.max_wait_s = max_batch, max_wait_s
         self._on_batch = on_batch
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._pending = 0  # images that were reserved and have not ended
+        self._pending = Shares(max_queue)  # images that were reserved and have not ended
+        self._clock = FairClock()
         self._reading = 0  # images that were reserved and are not queued yet
         self._failures = [0] * len(run_batches)  # of each device, since its last success
         self._image_s = 0.0
@@ -77,29 +84,29 @@ class Batcher:
     @property
     def pending(self) -> int:
         """Images that are being read, queued or computed."""
-        return self._pending
+        return self._pending.used
 
     @property
     def is_healthy(self) -> bool:
         """False after several failures in a row: a device is probably lost, and a restart may help."""
         return max(self._failures) < MAX_FAILURES
 
-    def check_room(self, num_images: int = 1) -> None:
+    def check_room(self, num_images: int = 1, client: str = "") -> None:
         """Raise `QueueFullError` where there is no room for images; a request finds room in an empty queue."""
-        if self._pending > 0 and self._pending + num_images > self.max_queue:
-            raise QueueFullError(max(1.0, self._pending * self._image_s / len(self._threads)))
+        if not self._pending.has_room(client, num_images):
+            raise QueueFullError(max(1.0, self.pending * self._image_s / len(self._threads)))
 
-    def reserve(self, num_images: int) -> None:
+    def reserve(self, num_images: int, client: str = "") -> None:
         """Count images that are about to be read; raises `QueueFullError` where there is no room for them."""
         with self._changed:
-            self.check_room(num_images)
-            self._pending += num_images
+            self.check_room(num_images, client)
+            self._pending.take(client, num_images)
             self._reading += num_images
 
-    def release(self, num_images: int) -> None:
+    def release(self, num_images: int, client: str = "") -> None:
         """Give back reserved images that will not be queued."""
         with self._changed:
-            self._pending -= num_images
+            self._pending.give(client, num_images)
             self._reading -= num_images
             self._changed.notify_all()
 
@@ -108,6 +115,7 @@ class Batcher:
         job.queued_s = time.perf_counter()
         with self._changed:
             self._reading -= len(job.samples)
+            job.start = self._clock.stamp(job.client, _MIN_IMAGE_S * len(job.samples))
             self._queue.append(job)
             self._changed.notify_all()
 
@@ -129,10 +137,10 @@ class Batcher:
         """The jobs of the next batch, the oldest first; None: closed, and nothing is left to run."""
         with self._changed:
             while not self._queue:
-                if self._is_closed and self._pending == 0:
+                if self._is_closed and self.pending == 0:
                     return None
                 self._changed.wait(0.5 if self._is_closed else None)
-            deadline = self._queue[0].queued_s + self.max_wait_s
+            deadline = min(job.queued_s for job in self._queue) + self.max_wait_s
             while self._queue and self._num_queued() < self.max_batch and self._reading > 0:
                 left_s = deadline - time.perf_counter()
                 if left_s <= 0:
@@ -144,19 +152,21 @@ class Batcher:
         return sum(len(job.samples) for job in self._queue)
 
     def _take(self) -> list[Job]:
-        """Remove the jobs of one batch from the queue: the oldest and those with its options."""
+        """Remove the jobs of one batch from the queue: the next one and others with its options."""
         jobs: list[Job] = []
         left: deque[Job] = deque()
         num_images = 0
-        for job in self._queue:
+        for job in sorted(self._queue, key=lambda job: job.start):
             if job.is_cancelled:
-                self._pending -= len(job.samples)
+                self._pending.give(job.client, len(job.samples))
             elif jobs and (num_images + len(job.samples) > self.max_batch or job.options != jobs[0].options):
                 left.append(job)
             else:
                 jobs.append(job)
                 num_images += len(job.samples)
         self._queue = left
+        if jobs:
+            self._clock.advance(jobs[0].start)
         return jobs
 
     def _run(self, device: int, run_batch: RunBatch, jobs: list[Job]) -> None:
@@ -180,7 +190,10 @@ class Batcher:
             self._image_s = image_s if self._image_s == 0 else self._image_s + _SMOOTHING * (image_s - self._image_s)
             self._on_batch(num_images, end_s - start_s)
         with self._changed:
-            self._pending -= num_images
+            image_s = max(0.0, (end_s - start_s) / num_images - _MIN_IMAGE_S)
+            for job in jobs:
+                self._pending.give(job.client, len(job.samples))
+                self._clock.charge(job.client, image_s * len(job.samples))
         for job, result in zip(jobs, results, strict=True):
             job.result, job.batch_size = result, num_images
             job.started_s, job.finished_s = start_s, end_s

@@ -108,6 +108,7 @@ class HttpServer:
         self._uvicorn.run(sockets=[self._listener])
         self._loader.stop(_STOP_LOADING_S)
         self._serving.readers.close()
+        self._serving.large.close()
         if self._loader.error is not None:
             raise self._loader.error
         if self._is_broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,18 +11,43 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from reconv.api import ImageSample
 from reconv.core.errors import DataError, ReconvError
+from reconv.data.decode import native
+from reconv.data.decode.pillow import formats_of
 from reconv.serve.batching import Batcher, Job, QueueFullError
+from reconv.serve.fairness import ByteBudget
 from reconv.serve.limits import ApiError, BodyReader, Limits, overloaded
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.models import LoadedModel, PredictOptions, ServedModel
 from reconv.serve.reader_pool import ReaderPool, call_in_loop
 
 _WATCH_AFTER_S = 0.05
+MAX_SIDE = 65_535  # pixels: JPEG has no more, and Pillow keeps a pointer per row
+_LARGE_PIXELS = 1 << 20  # more takes a thread up to seconds
+
+
+def decoding_bytes(num_pixels: int) -> int:
+    """What decoding an image takes at most: Pillow's pixels of four bytes, converted, turned upright and read."""
+    return 16 * num_pixels
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of an encoded image, from its header; None: it is none that can be read."""
+    size = None if native.problem() else native.image_size(data)
+    if size is not None:
+        return size
+    try:
+        with Image.open(io.BytesIO(data), formats=formats_of(data)) as opened:
+            return opened.size
+    except Image.DecompressionBombError as error:
+        raise ApiError(413, "image_too_large", str(error)) from error
+    except Exception:  # damaged bytes may raise anything in a decoder
+        return None
 
 
 @dataclass(slots=True)
@@ -42,11 +68,15 @@ class Serving:
     metrics: ServerMetrics
     num_readers: int
     readers: ReaderPool = field(init=False)
+    large: ReaderPool = field(init=False)  # for images that take long, so that the others need not wait for them
+    decoding: ByteBudget = field(init=False)
     bodies: BodyReader = field(init=False)
     is_draining: bool = False
 
     def __post_init__(self) -> None:
         self.readers = ReaderPool(self.num_readers)
+        self.large = ReaderPool(self.num_readers, is_background=True)
+        self.decoding = ByteBudget(max(self.limits.max_decoding_bytes, decoding_bytes(self.limits.max_pixels)))
         self.bodies = BodyReader(self.limits)
 
     @property
@@ -78,20 +108,25 @@ class Serving:
             raise ApiError(503, "not_ready", f"the model {served.name!r} is being loaded", {"Retry-After": "1"})
         return loaded
 
-    def check_room(self, loaded: LoadedModel) -> None:
+    def check_room(self, loaded: LoadedModel, client: str) -> None:
         """Refuse a request before its body is read where the queue is full."""
         with _full_queue_as_api_error():
-            loaded.batcher.check_room()
+            loaded.batcher.check_room(client=client)
 
     async def predict(
-        self, request: Request, loaded: LoadedModel, images: Sequence[bytes | ImageSample], options: PredictOptions
+        self,
+        request: Request,
+        loaded: LoadedModel,
+        images: Sequence[bytes | ImageSample],
+        options: PredictOptions,
+        client: str,
     ) -> tuple[list[Any], RequestTimes]:
         """The result of each image, in order; stops early when the client has gone or its time is up."""
         with _full_queue_as_api_error():
-            loaded.batcher.reserve(len(images))
+            loaded.batcher.reserve(len(images), client)
+        work = _RequestWork(self, loaded, images, options, client)
+        work.start()
         loop = asyncio.get_running_loop()
-        work = _RequestWork(loop, loaded, images, options)
-        work.start(self.readers)
         timeout = loop.call_later(self.limits.request_timeout_s, self._time_out, work)
         # Most responses are ready before it pays to watch for the end of the connection.
         watch = loop.call_later(_WATCH_AFTER_S, work.watch, request.receive)
@@ -120,13 +155,17 @@ class _RequestWork:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        serving: Serving,
         loaded: LoadedModel,
         images: Sequence[bytes | ImageSample],
         options: PredictOptions,
+        client: str,
     ) -> None:
-        self.done: asyncio.Future[tuple[list[Any], RequestTimes]] = loop.create_future()
-        self._loop, self._loaded, self._images, self._options = loop, loaded, images, options
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[tuple[list[Any], RequestTimes]] = self._loop.create_future()
+        self._serving, self._loaded, self._images, self._options = serving, loaded, images, options
+        self._client = client
+        self._num_pixels = 0  # of the images whose size is known
         self._samples: list[Any] = [None] * len(images)
         max_batch = loaded.batcher.max_batch
         self._parts = [range(at, min(at + max_batch, len(images))) for at in range(0, len(images), max_batch)]
@@ -143,11 +182,11 @@ class _RequestWork:
     def _batcher(self) -> Batcher:
         return self._loaded.batcher
 
-    def start(self, readers: ReaderPool) -> None:
+    def start(self) -> None:
         """Read the images."""
         for number, part in enumerate(self._parts):
             for index in part:
-                readers.submit(self._read, number, index)
+                self._serving.readers.submit(self._client, self._read, number, index)
 
     def cancel(self) -> None:
         """Do none of the work that has not begun."""
@@ -172,19 +211,52 @@ class _RequestWork:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def _read(self, number: int, index: int) -> None:
-        """Read an image; the thread that reads the last one of a part queues it."""
+    def _read(self, number: int, index: int, num_pixels: int | None = None) -> None:
+        """Read an image; the thread that reads the last one of a part queues it.
+
+        A large image is read later, by a thread of its own kind, which passes its `num_pixels`.
+        """
         failure: BaseException | None = None
         try:
             if not self._is_cancelled:
                 image = self._images[index]
-                self._samples[index] = self._loaded.predictor.read(image) if isinstance(image, bytes) else image
+                if isinstance(image, bytes) and num_pixels is None:
+                    num_pixels = self._count_pixels(image)
+                    if num_pixels > _LARGE_PIXELS:
+                        self._serving.large.submit(self._client, self._read, number, index, num_pixels)
+                        return
+                self._samples[index] = self._decode(image, num_pixels) if isinstance(image, bytes) else image
         except BaseException as error:  # of any kind: the client must get a response
             self._is_cancelled = True
             failure = self._to_api_error(error, index)
         self._count_read(number)
         if failure is not None:
             call_in_loop(self._loop, self.fail, failure)
+
+    def _count_pixels(self, image: bytes) -> int:
+        """The pixels of an image, from its header; raises if they are too many, of it or of the request."""
+        limits, size = self._serving.limits, image_size(image)
+        if size is None:  # it does not decode, and the decoder says why
+            return 0
+        width, height = size
+        if max(width, height) > MAX_SIDE or width * height > limits.max_pixels:
+            allowed = f"at most {limits.max_pixels:,} pixels and {MAX_SIDE:,} on a side are allowed"
+            raise ApiError(413, "image_too_large", f"an image has {width:,} x {height:,} pixels; {allowed}")
+        with self._lock:
+            self._num_pixels += width * height
+            if self._num_pixels > limits.max_request_pixels:
+                message = f"the images of a request may have at most {limits.max_request_pixels:,} pixels together"
+                raise ApiError(413, "too_many_pixels", message)
+        return width * height
+
+    def _decode(self, image: bytes, num_pixels: int | None) -> ImageSample:
+        if num_pixels is None or num_pixels <= _LARGE_PIXELS:
+            return self._loaded.predictor.read(image)
+        num_bytes = self._serving.decoding.acquire(decoding_bytes(num_pixels))
+        try:
+            return self._loaded.predictor.read(image)
+        finally:
+            self._serving.decoding.release(num_bytes)
 
     def _count_read(self, number: int) -> None:
         """Count an image of a part as read; queue the part after its last one, or give its places back."""
@@ -194,15 +266,17 @@ class _RequestWork:
                 return
             part = self._parts[number]
             if self._is_cancelled:
-                self._batcher.release(len(part))
+                self._batcher.release(len(part), self._client)
                 return
             self._read_s = time.perf_counter() - self._start_s
-            job = Job([self._samples[at] for at in part], self._options, self._job_done)
+            job = Job([self._samples[at] for at in part], self._options, self._job_done, self._client)
             self._jobs[number] = job
         self._batcher.submit(job)
 
     def _to_api_error(self, error: BaseException, index: int) -> BaseException:
         prefix = f"image {index}: " if len(self._images) > 1 else ""
+        if isinstance(error, ApiError):
+            return ApiError(error.status, error.code, f"{prefix}{error.message}")
         if isinstance(error, DataError):
             why = f": {error.why}" if error.why else ""
             return ApiError(400, "bad_image", f"{prefix}{error.what}{why}")

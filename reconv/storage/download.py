@@ -14,6 +14,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -93,22 +94,25 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
                     _forget(part)
                     return "the server sent another part of the file than was asked for"
                 done = 0  # another version by now, or a server without ranges: the whole file comes
+            elif not _is_version(response.headers, validator):
+                _forget(part)
+                return "the server sent a part of another version of the file"
             if url.startswith("https:") and not response.geturl().startswith("https:"):
                 raise _RefusedError(f"the server redirects to {response.geturl()}, which is not https")
             total = _total_bytes(response, done)
             if total is not None and total > max_bytes:
                 raise _RefusedError(f"the file has {total:,} bytes, more than the limit of {max_bytes:,}")
             if done == 0:
-                _validator_file(part).write_text(_validator(response), encoding="utf-8")
+                _validator_file(part).write_text(_validator(response.headers), encoding="utf-8")
             done = _write(response, part, done, total, progress, max_bytes)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             size = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range") or "")
-            if size is not None and int(size[1]) == done:
+            if size is not None and int(size[1]) == done and _is_version(error.headers, validator):
                 return None  # nothing is left to send
             _forget(part)
-            return "the file on the server is shorter than the part that was downloaded"
+            return "the file on the server is shorter than the part that was downloaded, or another version"
         if error.code < 500:
             raise _RefusedError(f"the server returned {error.code} {error.reason}") from error
         return f"the server returned {error.code} {error.reason}"
@@ -144,10 +148,19 @@ def _validator_file(part: Path) -> Path:
     return part.with_name(part.name + ".etag")
 
 
-def _validator(response: http.client.HTTPResponse) -> str:
+def _validator(headers: Message) -> str:
     """What identifies this version of the file; empty if the server does not say (a weak ETag does not)."""
-    etag = response.headers.get("ETag") or ""
-    return etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified") or ""
+    etag = headers.get("ETag") or ""
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified") or ""
+
+
+def _is_version(headers: Message, validator: str) -> bool:
+    """Whether a response is about the version that was asked for: some servers ignore If-Range.
+
+    A server may leave the date out where it confirms it, but not the ETag.
+    """
+    now = _validator(headers)
+    return now == validator or (not now and not validator.startswith('"'))
 
 
 def _resume_point(part: Path) -> tuple[int, str]:

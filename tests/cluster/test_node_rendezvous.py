@@ -204,3 +204,11 @@ def test_a_rendezvous_that_starts_anew_is_joined_again() -> None:
 def test_an_address_of_another_machine_cannot_be_served() -> None:
     with pytest.raises(UsageError, match="the rendezvous cannot listen"):
         serve_rendezvous("192.0.2.1", 29400)  # an address for documentation
+
+
+def test_a_count_that_a_stranger_has_raised_does_not_stop_the_nodes(store: TCPStore) -> None:
+    first, second = join(store, "2:4"), join(store, "2:4")
+    PrefixStore(first.prefix, store).add("count", 10**8)
+    assert [roster.world_size for roster in rosters([first, second])] == [4, 4]
+    with pytest.raises(UsageError, match="100,000,002 nodes have joined"):
+        join(store)

@@ -160,3 +160,10 @@ def test_unknown_models_and_versions_are_not_found(server: ServerProcess) -> Non
         assert answer.status == 404 and isinstance(answer.json["error"], str)
     assert infer(server, PIXELS, "/v2/models/quickstart/versions/65/infer").status == 404
     assert infer(server, PIXELS, "/v2/models/quickstart/versions/66/infer").status == 200
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "٣"])
+def test_a_header_length_that_is_none_is_refused(server: ServerProcess, length: str) -> None:
+    headers = {"Inference-Header-Content-Length": length.encode().decode("latin-1")}
+    answer = server.request("POST", "/v2/models/quickstart/infer", b"{}", "application/octet-stream", headers)
+    assert answer.status == 400 and "not a length within the body" in answer.json["error"]

@@ -127,7 +127,12 @@ REFUSED: dict[str, tuple[tuple[bytes, str], str, int, str]] = {
     "an option in the body": (json_body({"image": "AAAA", "top": 1}), "", 400, "bad_json"),
     "no object": (json_body([]), "", 400, "bad_json"),
     "an empty list": (json_body({"images": []}), "", 400, "no_image"),
-    "deep JSON": ((b"[" * 100_000, "application/json"), "", 400, "bad_json"),
+    "deep JSON": ((b"[" * 10_000, "application/json"), "", 400, "bad_json"),
+    "JSON of many lists": ((b"[" * 100_000, "application/json"), "", 413, "json_too_large"),
+    "a long JSON": ((b" " * 8_000_001, "application/json"), "", 413, "body_too_large"),
+    "a long line of pixels": ((pixel_bomb(89_000_000, 1), "image/png"), "", 413, "image_too_large"),
+    "a long column of pixels": ((pixel_bomb(1, 89_000_000), "image/png"), "", 413, "image_too_large"),
+    "many pixels": ((pixel_bomb(8000, 8000), "image/png"), "", 413, "image_too_large"),
     "not JSON": ((b"{", "application/json"), "", 400, "bad_json"),
     "too many images": (json_body({"images": ["AAAA"] * 65}), "", 413, "too_many_images"),
     "too many parts": (multipart([b"x"] * 65), "", 413, "too_many_images"),
@@ -162,9 +167,42 @@ def test_a_bad_image_among_good_ones_is_named(server: ServerProcess, images: lis
 def test_a_pixel_bomb_is_refused_before_it_is_decoded(server: ServerProcess, images: list[bytes]) -> None:
     before = server.memory_kib()
     answer = server.predict(pixel_bomb())
-    assert answer.status == 400 and "too large" in answer.json["error"]["message"]
+    assert answer.status == 413 and "pixels" in answer.json["error"]["message"]
     assert server.memory_kib() - before < 100_000
     assert server.predict(images[0]).status == 200
+
+
+def test_a_request_of_many_large_images_is_refused_and_small_ones_are_answered_meanwhile(
+    server: ServerProcess, images: list[bytes]
+) -> None:
+    file = io.BytesIO()
+    Image.new("L", (7000, 7000)).save(file, "PNG")
+    large = file.getvalue()
+    body, kind = multipart([large] * 5)
+    answer = server.predict(body, content_type=kind)
+    assert (answer.status, answer.json["error"]["code"]) == (413, "too_many_pixels")
+    body, kind = multipart([large] * 4)
+    with ThreadPoolExecutor(1) as thread:
+        pending_answer = thread.submit(server.predict, body, content_type=kind)
+        while pending(server) < 4 and not pending_answer.done():
+            time.sleep(0.005)
+        small = [server.predict(image).status for image in images[:3]]
+        was_waiting = not pending_answer.done()
+        assert pending_answer.result().status == 200
+    assert small == [200] * 3 and was_waiting
+
+
+def test_memory_of_large_requests_is_given_back(server: ServerProcess) -> None:
+    body = b'{"images": [' + b"[]," * 60_000 + b"[]]}"
+    text = json.dumps({"images": ["A" * 7_900_000]}).encode()
+    server.predict(body, content_type="application/json")
+    before = server.memory_kib()
+    for content in [body, text] * 6:
+        assert server.predict(content, content_type="application/json").status in (400, 413)
+    deadline_s = time.monotonic() + 20
+    while server.memory_kib() - before > 60_000:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def pending(server: ServerProcess) -> float:

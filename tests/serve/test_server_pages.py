@@ -99,3 +99,8 @@ def test_static_files_are_cached_by_their_content(server: ServerProcess) -> None
     first = server.request("GET", "/static/docs.css")
     assert first.status == 200 and first.headers["content-type"].startswith("text/css")
     assert server.request("GET", "/static/docs.css", headers={"If-None-Match": first.headers["etag"]}).status == 304
+
+
+def test_health_is_found_where_probes_of_others_look(server: ServerProcess) -> None:
+    answer = server.request("GET", "/health")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})

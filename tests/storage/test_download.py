@@ -42,6 +42,21 @@ def test_bytes_of_two_versions_are_never_mixed(server: FileServer, tmp_path: Pat
     assert server.ranges == ["bytes=100000-"]  # it asked for the rest of the old one and got the whole new one
 
 
+@pytest.mark.parametrize("etag", ['"version-2"', ""])
+def test_a_part_of_another_version_is_never_stored(server: FileServer, tmp_path: Path, etag: str) -> None:
+    """Some servers ignore If-Range, and send the rest of the version that they have now."""
+    interrupted(server, tmp_path / "part")
+    server.body, server.etag, server.ignores_if_range = NEW, etag, True
+    assert fetch(server, tmp_path / "part") == NEW
+    assert server.ranges == ["bytes=100000-", None]
+
+
+def test_a_version_of_the_length_of_the_part_does_not_complete_it(server: FileServer, tmp_path: Path) -> None:
+    interrupted(server, tmp_path / "part")
+    server.body, server.etag, server.ignores_if_range = NEW[:100_000], '"version-2"', True
+    assert fetch(server, tmp_path / "part") == NEW[:100_000]
+
+
 def test_the_same_version_is_resumed_and_leaves_no_other_file(server: FileServer, tmp_path: Path) -> None:
     interrupted(server, tmp_path / "part")
     assert fetch(server, tmp_path / "part") == OLD

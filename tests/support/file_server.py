@@ -21,6 +21,7 @@ class FileServer:
     knows_range: bool = True
     status: int = 200
     etag: str = '"version-1"'  # empty: the server sends none
+    ignores_if_range: bool = False  # it sends a part of whatever version it has now
     asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
 
     @property
@@ -40,12 +41,14 @@ def serve(server: FileServer) -> Iterator[FileServer]:
             if server.status != 200 or body is None or "absent" in self.path:
                 self.send_error(server.status if server.status != 200 else 404)
                 return
-            is_same = self.headers.get("If-Range", server.etag) == server.etag
+            is_same = server.ignores_if_range or self.headers.get("If-Range", server.etag) == server.etag
             is_part = asked is not None and server.knows_range and is_same
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked is not None and is_part else 0
             if start >= len(body):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(body)}")
+                if server.etag:
+                    self.send_header("ETag", server.etag)
                 self.end_headers()
                 return
             rest = body[start:]

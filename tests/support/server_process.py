@@ -148,12 +148,12 @@ def multipart(images: Sequence[bytes], names: Sequence[str] = ()) -> tuple[bytes
     return b"".join(parts) + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def pixel_bomb(side: int = 60_000) -> bytes:
-    """A small PNG file that says it has side x side pixels."""
+def pixel_bomb(width: int = 60_000, height: int = 60_000) -> bytes:
+    """A small PNG file that says it has so many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     pixels = zlib.compress(bytes(1 << 20))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")

@@ -32,6 +32,15 @@ def limit_options(command: CommandFunction) -> CommandFunction:
         ("--timeout-s", "X", click.FloatRange(0.001), 30, "Seconds for a body to arrive, and for its prediction."),
         ("--max-connections", "N", click.IntRange(1), 512, "Open connections."),
         ("--max-images", "N", click.IntRange(1), 64, "Images of one request."),
+        ("--max-decode-mb", "X", click.FloatRange(1), 1024, "Megabytes of memory for images that are being decoded."),
+        (
+            "--max-pixels",
+            "X",
+            click.FloatRange(0.001, 89.4),
+            50,
+            "Megapixels of one image; of a request 4 times that.",
+        ),
+        ("--max-json-mb", "X", click.FloatRange(0.001), 8, "Megabytes of the JSON of one request."),
         ("--max-body-mb", "X", click.FloatRange(0.001), 32, "Megabytes of one request."),
         ("--max-queue", "N", click.IntRange(1), 256, "Images of a model that may wait; beyond: 503 and Retry-After."),
         (
@@ -89,6 +98,9 @@ def serve(
     max_wait_ms: float,
     max_queue: int,
     max_body_mb: float,
+    max_json_mb: float,
+    max_pixels: float,
+    max_decode_mb: float,
     max_images: int,
     max_connections: int,
     timeout_s: float,
@@ -123,6 +135,9 @@ def serve(
     server = _import_server()
     limits = server.Limits(
         max_body_bytes=round(max_body_mb * 1e6),
+        max_json_bytes=round(max_json_mb * 1e6),
+        max_pixels=round(max_pixels * 1e6),
+        max_decoding_bytes=round(max_decode_mb * 1e6),
         max_images=max_images,
         max_queue=max_queue,
         max_connections=max_connections,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from reconv.core.errors import UsageError
 from reconv.serve.limits import ApiError
 
 # Without a token: probes have none, and the pages hold no data and ask for it.
-OPEN_ROUTES = ("/", "/docs", "/openapi.json", "/static/{name}", "/v2/health/live", "/v2/health/ready")
+OPEN_ROUTES = ("/", "/docs", "/openapi.json", "/static/{name}", "/health", "/v2/health/live", "/v2/health/ready")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECURITY_HEADERS = (
     (
@@ -46,12 +47,34 @@ class Access:
             message = "this server needs a token: Authorization: Bearer TOKEN"
             raise ApiError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
 
+    def client_of(self, request: Request) -> str:
+        """Whose request it is, for fairness: the token, else the address it comes from."""
+        token = self._token_number(request)
+        return peer_client(request.client.host if request.client else "") if token is None else f"token {token}"
+
     def _has_token(self, request: Request) -> bool:
+        return self._token_number(request) is not None
+
+    def _token_number(self, request: Request) -> int | None:
+        """Which token the request has; None: none of ours."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
         # All are compared, so that the time does not tell which one was close.
         matches = [hmac.compare_digest(token, given_bytes) for token in self.tokens]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
+
+
+def peer_client(address: str) -> str:
+    """The client of an address: an IPv4 address, or the network of 64 bits that one IPv6 host may choose from."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.IPv6Network((found, 64), strict=False))
+    return str(found)
 
 
 def host_name(header: str) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,9 +19,10 @@ from starlette.routing import Route
 from reconv.serve.http import openapi, protocol, static_files
 from reconv.serve.http.access import Access
 from reconv.serve.http.request_images import split_body, too_many_images
-from reconv.serve.limits import ApiError
+from reconv.serve.limits import MIB, ApiError
 from reconv.serve.metrics import CONTENT_TYPE
 from reconv.serve.models import LoadedModel, PredictOptions, ServedModel, describe_model
+from reconv.serve.reader_pool import give_memory_back
 from reconv.serve.serving import RequestTimes, Serving
 
 _log = logging.getLogger("reconv.serve")
@@ -32,8 +33,8 @@ _PREDICT_PARAMETERS = {"model", "top", "min_score", "explain"}
 class Routes:
     """The endpoints, as methods that share the models."""
 
-    def __init__(self, serving: Serving) -> None:
-        self.serving = serving
+    def __init__(self, serving: Serving, client_of: Callable[[Request], str]) -> None:
+        self.serving, self.client_of = serving, client_of
         self.files = static_files.load()
         self._docs = openapi.render_html(openapi.DOCUMENT)
 
@@ -46,38 +47,51 @@ class Routes:
             if options.min_score is not None and loaded.predictor.recipe.task == "classification":
                 message = "min_score is for detectors and multi-label models; this model gives one class per image"
                 raise ApiError(400, "bad_parameter", message)
-            self.serving.check_room(loaded)
-            images, body_s = await self._read_images(request)
-            if options.explain and len(images) > 1:
-                raise ApiError(400, "bad_parameter", "explain=true is for one image at a time")
-            predictions, times = await self.serving.predict(request, loaded, images, options)
+            client = self.client_of(request)
+            self.serving.check_room(loaded, client)
+            is_json = request.headers.get("content-type", "").startswith("application/json")
+            async with self._body(request, client, is_json) as (body, body_s):
+                images = await self._split(request, client, body)
+                del body
+                if options.explain and len(images) > 1:
+                    raise ApiError(400, "bad_parameter", "explain=true is for one image at a time")
+                predictions, times = await self.serving.predict(request, loaded, images, options, client)
             step = loaded.predictor.step
         total_s = time.perf_counter() - began_s
         explanation = predictions[0].pop("explanation") if options.explain else {}
         times.network_s -= (explain_s := explanation.pop("seconds", 0.0))
         self._observe(served.name, times, body=body_s, total=total_s)
-        body: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions, **explanation}
+        answer: dict[str, Any] = {"model": served.name, "step": step, "predictions": predictions, **explanation}
         explain = {"explain": explain_s} if explanation else {}
         stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **explain, "total": total_s}
-        body["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
-        return JSONResponse(body)
+        answer["timings_ms"] = {stage: round(1000 * seconds, 3) for stage, seconds in stages.items()}
+        return JSONResponse(answer)
 
-    async def _read_images(self, request: Request) -> tuple[list[bytes], float]:
-        """The encoded images of a request, and how long its body took to arrive."""
-        began_s = time.perf_counter()
-        body = await self.serving.bodies.read(request)
-        body_s = time.perf_counter() - began_s
+    @asynccontextmanager
+    async def _body(self, request: Request, client: str, is_json: bool) -> AsyncIterator[tuple[bytearray, float]]:
+        """The body of a request, counted until its end, and how long it took to arrive."""
+        limits, began_s = self.serving.limits, time.perf_counter()
+        limit = min(limits.max_body_bytes, limits.max_json_bytes) if is_json else limits.max_body_bytes
+        body = await self.serving.bodies.read(request, client, limit)
+        num_bytes, held = len(body), [body]
+        del body  # else it would stay in memory beside its images
         try:
-            limit, kind = self.serving.limits.max_images, request.headers.get("content-type", "")
-            if kind.startswith(("application/json", "multipart/")):  # may take a while
-                images = await self.serving.readers.call(split_body, kind, body, limit)
-            else:
-                images = split_body(kind, body, limit)
+            yield held.pop(), time.perf_counter() - began_s
         finally:
-            self.serving.bodies.release(len(body))
-        if len(images) > limit:
-            raise too_many_images(limit)
-        return images, body_s
+            self.serving.bodies.release(client, num_bytes)
+            if is_json and num_bytes > MIB:
+                self.serving.large.submit("", give_memory_back)
+
+    async def _split(self, request: Request, client: str, body: bytearray) -> list[bytes]:
+        """The encoded images of a body."""
+        limits, kind = self.serving.limits, request.headers.get("content-type", "")
+        if kind.startswith(("application/json", "multipart/")):  # may take a while
+            images = await self.serving.readers.call(client, split_body, kind, body, limits)
+        else:
+            images = split_body(kind, body, limits)
+        if len(images) > limits.max_images:
+            raise too_many_images(limits.max_images)
+        return images
 
     async def models(self, request: Request) -> Response:
         """GET /models: what is served."""
@@ -131,21 +145,16 @@ class Routes:
         """POST /v2/models/NAME/infer: the output tensors for a batch of images."""
         served = self.serving.find_model(request.path_params["name"])
         with self._in_use(served, request.path_params.get("version")) as loaded:
-            self.serving.check_room(loaded)
-            predictor, limits = loaded.predictor, self.serving.limits
-            body = await self.serving.bodies.read(request)
-            try:
+            client, predictor = self.client_of(request), loaded.predictor
+            self.serving.check_room(loaded, client)
+            header_length = request.headers.get(protocol.HEADER_LENGTH)
+            async with self._body(request, client, is_json=header_length is None) as (body, _):
                 asked = await self.serving.readers.call(
-                    protocol.parse_infer,
-                    bytes(body),
-                    request.headers.get(protocol.HEADER_LENGTH),
-                    predictor,
-                    limits.max_images,
+                    client, protocol.parse_infer, bytes(body), header_length, predictor, self.serving.limits
                 )
-            finally:
-                self.serving.bodies.release(len(body))
-            options = PredictOptions(min_score=asked.min_score, is_raw=True)
-            results, times = await self.serving.predict(request, loaded, asked.images, options)
+                del body
+                options = PredictOptions(min_score=asked.min_score, is_raw=True)
+                results, times = await self.serving.predict(request, loaded, asked.images, options, client)
             self._observe(served.name, times)
             tensors = protocol.output_tensors(results, predictor)
             return protocol.infer_response(served.name, protocol.version_of(predictor), asked, tensors)
@@ -166,6 +175,11 @@ class Routes:
         stages = {"read": times.read_s, "queue": times.queue_s, "network": times.network_s, **more_s}
         self.serving.metrics.observe(name, stages)
 
+    async def health(self, request: Request) -> Response:
+        """GET /health: whether the server works and is ready, as other servers call it."""
+        is_healthy = self.serving.is_healthy and self.serving.is_ready
+        return JSONResponse({"status": "ok" if is_healthy else "not ready"}, 200 if is_healthy else 503)
+
     async def live(self, request: Request) -> Response:
         """GET /v2/health/live: whether the process works; if not, it should be restarted."""
         is_live = self.serving.is_healthy
@@ -179,7 +193,7 @@ class Routes:
 
 def build_app(serving: Serving, access: Access) -> Starlette:
     """The ASGI application."""
-    routes = Routes(serving)
+    routes = Routes(serving, access.client_of)
     table: list[tuple[str, str, Endpoint]] = [
         ("POST", "/predict", routes.predict),
         ("GET", "/models", routes.models),
@@ -188,6 +202,7 @@ def build_app(serving: Serving, access: Access) -> Starlette:
         ("GET", "/static/{name}", routes.static),
         ("GET", "/docs", routes.docs),
         ("GET", "/openapi.json", routes.openapi),
+        ("GET", "/health", routes.health),
         ("GET", "/v2", routes.server_metadata),
         ("GET", "/v2/models/{name}", routes.model_metadata),
         ("GET", "/v2/models/{name}/ready", routes.model_ready),

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from reconv.serve.fairness import Shares
+from reconv.serve.http.access import peer_client
 from reconv.serve.limits import Limits
 
 try:
@@ -24,23 +26,32 @@ _CLOSE_S = 5.0  # to take the rest of a response, before the connection is cut
 def limited_protocol(limits: Limits, on_count: Callable[[int], None] = lambda num_open: None) -> type[asyncio.Protocol]:
     """The class of connections with these limits; `on_count` is called when their number has changed."""
 
+    open_connections = Shares(limits.max_connections)
+
     class LimitedConnection(HttpProtocol):
         """A connection whose request must arrive in time, and which is closed for good."""
 
         _timer: asyncio.TimerHandle | None = None
+        _client: str | None = None  # whose connection it counts as; None: it was refused
         _header_bytes = 0  # that have arrived of a request which has not begun
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             on_count(len(self.connections))
-            if len(self.connections) > limits.max_connections:
+            peer = transport.get_extra_info("peername")
+            client = peer_client(str(peer[0]) if peer else "")
+            if open_connections.has_room(client):
+                open_connections.take(client)
+                self._client = client
+                self._await_request()
+            else:
                 transport.write(_TOO_MANY)
                 self._close()
-            else:
-                self._await_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            if self._client is not None:
+                open_connections.give(self._client)
             super().connection_lost(exc)
             on_count(len(self.connections))
 

@@ -197,6 +197,12 @@ def _paths() -> dict[str, Schema]:
             "Whether a model is loaded and warm", _answers("It is.", state, 401, 404, 503), protocol, _NAME
         ),
         "/v2/models/{name}/infer": _infer(),
+        "/health": _get(
+            "Whether the server works and all models are loaded and warm",
+            _answers("It does.", _json(_object("status", status=_STRING)), 503),
+            operations,
+            is_open=True,
+        ),
         "/v2/health/live": _get(
             "Whether the process works; if not, restart it", _answers("It does.", state, 503), operations, is_open=True
         ),

@@ -24,7 +24,7 @@ from reconv.api import ImageSample, Predictor
 from reconv.core.version import __version__
 from reconv.metrics.multilabel import THRESHOLD
 from reconv.serve.http.request_images import decode_base64, load_json, too_many_images
-from reconv.serve.limits import ApiError
+from reconv.serve.limits import ApiError, Limits
 
 HEADER_LENGTH = "inference-header-content-length"
 SERVER_METADATA = {"name": "reconv", "version": __version__, "extensions": ["binary_tensor_data"]}
@@ -70,14 +70,16 @@ def version_of(predictor: Predictor) -> str:
     return str(predictor.step or 0)
 
 
-def parse_infer(body: bytes, header_length: str | None, predictor: Predictor, max_images: int) -> InferRequest:
+def parse_infer(body: bytes, header_length: str | None, predictor: Predictor, limits: Limits) -> InferRequest:
     """The request of a body, which is JSON, after it the binary data of tensors."""
     length = len(body)
     if header_length is not None:
-        if not header_length.isdecimal() or int(header_length) > len(body):
+        # Python refuses to convert very long numbers.
+        is_number = header_length.isdecimal() and len(header_length) < 16
+        if not is_number or int(header_length) > len(body):
             raise _bad(f"{HEADER_LENGTH} is not a length within the body")
         length = int(header_length)
-    document = load_json(body[:length])
+    document = load_json(body[:length], limits)
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise _bad("`inputs` is a list of one tensor, `images`")
@@ -87,8 +89,8 @@ def parse_infer(body: bytes, header_length: str | None, predictor: Predictor, ma
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape) or not shape:
         raise _bad("the `shape` of a tensor is a list of sizes")
-    if shape[0] > max_images:
-        raise too_many_images(max_images)
+    if shape[0] > limits.max_images:
+        raise too_many_images(limits.max_images)
     if shape[0] == 0:
         raise _bad("the request has no image")
     data = _binary_data(tensor, body[length:])

@@ -5,23 +5,26 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from reconv.serve.limits import ApiError
+from reconv.serve.limits import ApiError, Limits
 
+MAX_DEPTH = 32  # of JSON
+_BRACKET = re.compile(rb"[\[\]{}]")
 _JSON_FORM = '{"image": "<base64>"} or {"images": ["<base64>", ...]}'
 
 
-def split_body(content_type: str, body: bytes | bytearray, max_images: int) -> list[bytes]:
+def split_body(content_type: str, body: bytes | bytearray, limits: Limits) -> list[bytes]:
     """The encoded images of a request, in their order."""
     kind, options = parse_options_header(content_type)
     if kind == b"application/json":
-        images = _from_json(load_json(body), max_images)
+        images = _from_json(load_json(body, limits), limits.max_images)
     elif kind == b"multipart/form-data":
-        images = _from_multipart(options.get(b"boundary", b""), bytes(body), max_images)
+        images = _from_multipart(options.get(b"boundary", b""), bytes(body), limits.max_images)
     elif kind == b"" or kind == b"application/octet-stream" or kind.startswith(b"image/"):
         images = [bytes(body)]
     else:
@@ -43,8 +46,31 @@ def too_many_images(max_images: int) -> ApiError:
     return ApiError(413, "too_many_images", f"a request may have at most {max_images} images")
 
 
-def load_json(body: bytes | bytearray) -> dict[str, Any]:
+def check_json(body: bytes | bytearray, limits: Limits) -> None:
+    """Refuse JSON that would take far more memory than its text, before it is parsed.
+
+    Brackets and commas in texts are counted too; the base64 of images has none.
+    """
+    num_values = body.count(b",") + body.count(b":")
+    if num_values > (limit := limits.max_json_bytes // 16):
+        raise ApiError(413, "json_too_large", f"the JSON has more than {limit:,} values; send tensors in binary")
+    num_opened = body.count(b"[") + body.count(b"{")
+    if num_opened > (limit := limits.max_json_bytes // 128):
+        raise ApiError(413, "json_too_large", f"the JSON has more than {limit:,} lists; send tensors in binary")
+    if num_opened > MAX_DEPTH:
+        depth = deepest = 0
+        for bracket in _BRACKET.finditer(body):
+            depth += 1 if bracket[0] in b"[{" else -1
+            deepest = max(deepest, depth)
+        if deepest > MAX_DEPTH:
+            raise ApiError(400, "bad_json", f"the JSON is nested more than {MAX_DEPTH} deep")
+
+
+def load_json(body: bytes | bytearray, limits: Limits) -> dict[str, Any]:
     """The JSON object of a body."""
+    if len(body) > limits.max_json_bytes:
+        raise ApiError(413, "json_too_large", f"the JSON is larger than {limits.max_json_bytes:,} bytes")
+    check_json(body, limits)
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
