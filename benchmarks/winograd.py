@@ -2,8 +2,8 @@
 
     python -m benchmarks.winograd [--layers] [--models NAME...] [--batches N...] [--threads N] [--count N]
 
-Both ways, and onnxruntime where it is installed, alternate in one process. With one thread the clock is the CPU time of
-the process, which other programs disturb less; with several it is the wall clock.
+Both ways, and onnxruntime and OpenVINO if they are installed, alternate in one process. With one thread the clock is
+the CPU time of the process, which other programs disturb less; with several it is the wall clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reconv.inference.backends.choose import LoadedNetwork
 from reconv.inference.backends.eager import EagerBackend
 from reconv.inference.backends.folded import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
-from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend
+from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend, onnx_file
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution
 from reconv.kernels.ops.conv_candidates import ConvConfig
@@ -86,6 +86,20 @@ def folded_backend(loaded: LoadedNetwork, has_winograd: bool) -> FoldedBackend:
     return backend
 
 
+def openvino_forward(loaded: LoadedNetwork, threads: int) -> Callable[[Tensor], Tensor]:
+    """The network in OpenVINO, in float32 and with as many threads as torch."""
+    import openvino
+
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    path = onnx_file(loaded.recipe, loaded.network.model)
+    model = openvino.Core().compile_model(openvino.convert_model(path), "CPU", options)
+
+    def forward(images: Tensor) -> Tensor:
+        return torch.from_numpy(model([images.permute(0, 2, 3, 1).contiguous().numpy()])[0])
+
+    return forward
+
+
 def measure_network(name: str, batches: Sequence[int], threads: int, count: int, clock: Callable[[], float]) -> None:
     loaded = load_network(name)
     torch.set_num_threads(threads)
@@ -95,6 +109,8 @@ def measure_network(name: str, batches: Sequence[int], threads: int, count: int,
     }
     if importlib.util.find_spec("onnxruntime") is not None:
         backends["onnxruntime"] = OnnxRuntimeBackend(loaded.recipe, loaded.network.model)
+    if importlib.util.find_spec("openvino") is not None:
+        backends["openvino"] = openvino_forward(loaded, threads)
     images = fixed_images(loaded.image_shape)
     expected = EagerBackend(loaded.recipe, loaded.network)(images)
     differences = {way: f"{largest_difference(run(images), expected):.1g}" for way, run in backends.items()}

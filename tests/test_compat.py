@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from reconv.core.compat import (
     TESTED,
     ReleaseRange,
     complete_interpreter,
-    gpu_jpeg_decoder,
-    gpu_jpeg_requirement,
     installed_version,
     ranges_of,
     semantic_tensor,
@@ -90,45 +87,6 @@ def test_the_doctor_shows_the_tested_releases_and_one_that_is_not(
         main(["doctor", "--json"])
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert ("timm", "note") in {(item["name"], item["level"]) for item in advice}
-
-
-def decoders(monkeypatch: pytest.MonkeyPatch, *, codec: bool, vision: bool) -> None:
-    """Put TorchCodec and torchvision in the place of whichever are installed; they return the name of their package."""
-    torchcodec, io = types.ModuleType("torchcodec.decoders"), types.ModuleType("torchvision.io")
-    torchcodec.decode_jpeg = lambda files, *, mode, device: ["torchcodec", mode, str(device), *files]
-    io.decode_jpeg = lambda files, *, mode, device: ["torchvision", mode, str(device), *files]
-    io.ImageReadMode = types.SimpleNamespace(RGB="RGB")
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", torchcodec if codec else None)
-    monkeypatch.setitem(sys.modules, "torchvision.io", io if vision else None)
-
-
-@pytest.mark.parametrize(
-    ("codec", "torchvision", "taken"),
-    [(True, "0.28.0", "torchcodec"), (True, "0.29.2", "torchcodec"), (False, "0.28.0", "torchvision")],
-)
-def test_torchcodec_comes_before_torchvision(
-    site: Path, monkeypatch: pytest.MonkeyPatch, codec: bool, torchvision: str, taken: str
-) -> None:
-    install(site, "torchvision", torchvision)
-    decoders(monkeypatch, codec=codec, vision=True)
-    decode = gpu_jpeg_decoder(GPU)
-    assert decode([7]) == [taken, "RGB", "cuda:0", 7]
-
-
-def test_a_torchvision_that_is_removing_its_decoder_is_not_taken(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(site, "torchvision", "0.29.0")
-    decoders(monkeypatch, codec=False, vision=True)
-    with pytest.raises(ImportError):
-        gpu_jpeg_decoder(GPU)
-
-
-@pytest.mark.parametrize(
-    ("version", "requirement"),
-    [("2.11.0", "torchvision==0.26.*"), ("2.13.1+cpu", "torchvision==0.28.*"), ("2.15.0", "torchcodec>=0.17")],
-)
-def test_the_decoder_to_install_depends_on_torch(site: Path, version: str, requirement: str) -> None:
-    install(site, "torch", version)
-    assert gpu_jpeg_requirement() == requirement
 
 
 def test_tensors_of_the_interpreter_are_made_by_whichever_method_this_triton_has() -> None:

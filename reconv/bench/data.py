@@ -35,8 +35,7 @@ from reconv.data.pipeline.workers.thread_pool import InlineWorker, Workers, open
 from reconv.data.sampler import make_sampler
 from reconv.data.transforms.geometry import random_flips
 from reconv.data.transforms.params import changes_images_on_host, effective_augment, host_params
-from reconv.recipe.loader import Override, load
-from reconv.recipe.schema import Recipe
+from reconv.recipe.loader import Override
 from reconv.trainer.prepare_run import PreparedRun
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
@@ -113,7 +112,6 @@ def bench_data(
     """Measure the data loader on real data and, with `compare`, a baseline pipeline alternately with it."""
     overrides = [*overrides, *((field, value, "bench") for field, value in _OVERRIDES.items())]
     overrides += [("data.num_workers", workers, "--workers")] if workers is not None else []
-    _check_host_pipeline(load(recipe, overrides).recipe, recipe)
     with open_bench_run(bench_args(recipe, input="real", data=data, overrides=overrides, device="cpu")) as run:
         return _measure(run, max(1, round(images / BATCH)), windows, compare, log)
 
@@ -282,15 +280,6 @@ def _mean_difference(run: PreparedRun) -> float:
     both = zip(_our_batches(run, 0), _baseline_batches(run), strict=True)
     differences = [(ours.float() - base.float()).abs().mean() for ours, base in islice(both, _COMPARED_BATCHES)]
     return float(torch.stack(differences).mean())
-
-
-def _check_host_pipeline(recipe: Recipe, name: str) -> None:
-    """Refuse GPU decoding: this benchmark measures the host."""
-    if recipe.data.backend == "gpu":
-        raise UsageError(
-            "bench data measures the loader on the host, and data.backend is gpu",
-            then=f"reconv bench train {name} --input real --data DIR --set data.backend=gpu",
-        )
 
 
 def _check_comparable(run: PreparedRun) -> None:

@@ -100,7 +100,7 @@ def bench_predict(
         "data": real.origin,
         "num_images": len(real.images),
         "read_from": real.read_from,
-        "decoder": predictor.read.decoder + (" and gpu" if predictor.gpu_reader is not None else ""),
+        "decoder": predictor.read.decoder,
         "backend": predictor.backend.name,
         "inference_precision": predictor.backend.precision,
         "difference": predictor.backend.difference,

@@ -1,4 +1,4 @@
-"""The data workers and the GPU decoder of a run, and how long training waits for data."""
+"""The data workers of a run, and how long training waits for data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from typing import TYPE_CHECKING
 
 from reconv.build.datasets import Datasets
 from reconv.core.batch import Batch
-from reconv.core.errors import RecipeError
-from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import with_transfer_dtype
-from reconv.data.pipeline.decode_balance import measure_gpu_decode_fraction
-from reconv.data.pipeline.gpu_decode import GpuDecoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.thread_pool import open_workers
 from reconv.data.stage_timing import STAGES, StageTimes
-from reconv.data.transforms.host_transforms import train_preprocess
-from reconv.data.transforms.params import effective_augment
 from reconv.device import Device
-from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.logging.clock import RunClock
 from reconv.logging.events import DataFingerprint, DataWait
 from reconv.logging.run_logger import RunLogger
@@ -38,40 +31,14 @@ MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
 
 @contextmanager
 def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: StageTimes) -> Iterator[DataContext]:
-    """The workers, the transfer to the device and the GPU decoder of one run; closed at the end."""
+    """The workers and the transfer to the device of one run; closed at the end."""
     with ExitStack() as stack:
-        gpu_decoder = None
-        if plan.gpu_decode_fraction > 0:
-            gpu_decoder = stack.enter_context(closing(GpuDecoder(NvJpegDecoder(device.torch))))
         workers = stack.enter_context(closing(open_workers(plan.backend, plan.workers)))
         eval_workers = workers
         if plan.eval_backend != plan.backend:
             eval_workers = stack.enter_context(closing(open_workers(plan.eval_backend, plan.workers)))
         to_device = with_transfer_dtype(device, recipe.data.transfer_dtype)
-        yield DataContext(to_device, workers, stage_times, gpu_decoder, eval_workers)
-
-
-def choose_gpu_decode_fraction(
-    recipe: Recipe, plan: Plan, dataset: Dataset, device: Device, resumed: float | None
-) -> float:
-    """The fraction of training images that the GPU decodes: the resumed run's, the recipe's, or measured now.
-
-    `resumed` is None for a new run, 0 for one that began without the GPU.
-    """
-    if resumed is not None and (resumed > 0) != (plan.backend == "gpu"):
-        raise RecipeError(
-            f"this run began with {f'{resumed:.0%} of' if resumed else 'none of'} its images decoded by the GPU",
-            where=f"data.backend: {recipe.data.backend}",
-            why="the GPU's decoder gives slightly different pixels, and a run keeps its decoder",
-            then="--set data.backend=gpu" if resumed else "leave data.backend as it was, or start a new run",
-        )
-    if plan.backend != "gpu" or resumed is not None or recipe.data.gpu_decode_fraction != "auto":
-        return resumed or plan.gpu_decode_fraction
-    augment = effective_augment(recipe.augment).model_copy(update={"decoder": plan.decoder})
-    preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
-    return measure_gpu_decode_fraction(
-        dataset, preprocess, augment, NvJpegDecoder(device.torch), plan.workers, recipe.seed
-    )
+        yield DataContext(to_device, workers, stage_times, eval_workers)
 
 
 @dataclass(slots=True)

@@ -66,17 +66,14 @@ def build_eval_loader(
     finished: Collection[int] = (),
     keeps_decoded: bool = False,
 ) -> EvalLoader:
-    """The loader of a validation set; it shares workers and GPU decoder with training if given its `context`.
+    """The loader of a validation set; it shares the workers of training if given its `context`.
 
     The ranks share the batches that are not `finished`. `keeps_decoded`: it is used more than once.
     """
     process_group = process_group or ProcessGroup.single()
     eval_context = DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype))
     if context is not None:
-        is_bilinear = recipe.data.preprocess.interpolation == "bilinear"
-        gpu_decoder = context.gpu_decoder if is_bilinear else None
-        workers = context.eval_workers or context.workers
-        eval_context = replace(eval_context, workers=workers, gpu_decoder=gpu_decoder)
+        eval_context = replace(eval_context, workers=context.eval_workers or context.workers)
     return EvalLoader(
         dataset,
         recipe.data.preprocess,

@@ -58,7 +58,6 @@ class _State(_Strict):
     data_fingerprint: dict[str, str]
     threads: int = Field(ge=1, le=MAX_THREADS)
     decoder: Decoder = "pillow"
-    gpu_decode_fraction: float = Field(0.0, ge=0, le=1)
     device: str
     teacher: str | None = None
     callbacks: dict[str, Any] = {}

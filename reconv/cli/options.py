@@ -228,10 +228,10 @@ def backend_options(command: CommandFunction) -> CommandFunction:
     """The options that choose how the network of RUN computes and how images are decoded."""
     decoder = click.option(
         "--decoder",
-        type=click.Choice(["auto", "pillow", "native", "gpu"]),
+        type=click.Choice(["auto", "pillow", "native"]),
         default="auto",
         show_default=True,
-        help="What decodes JPEG images: Pillow, the compiled decoder, or that and the GPU's.",
+        help="What decodes JPEG images: Pillow or the compiled decoder.",
     )
     return network_options(decoder(command))
 

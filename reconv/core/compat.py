@@ -1,6 +1,6 @@
 """Versions of other packages: the releases that are tested with Reconv, and the differences between them.
 
-Nothing else asks for a version of torch, torchvision, timm, Triton or TorchCodec. A difference names the release that
+Nothing else asks for a version of torch, torchvision, timm or Triton. A difference names the release that
 ends it: its code goes once that is the oldest supported one.
 """
 
@@ -9,15 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    DecodeJpegs = Callable[[list[Tensor]], list[Tensor]]
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,6 @@ TESTED = (
     ReleaseRange("timm", "1.0.20", "1.0.31"),
     ReleaseRange("triton", "3.6", "3.6", ON_GPUS),
     ReleaseRange("triton", "3.6", "3.9", IN_THE_INTERPRETER),
-    ReleaseRange("torchcodec", "0.17", "0.17"),
 )
 
 
@@ -100,33 +92,3 @@ def complete_interpreter(interpreter: Any) -> None:
             scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
         interpreter._patch_lang_tensor = patch_tensor_and_index
-
-
-# The torchvision of each torch that TorchCodec 0.17 does not load beside. Until torch 2.14.
-_TORCHVISION_OF: dict[tuple[int, ...], str] = {(2, 11): "0.26", (2, 12): "0.27", (2, 13): "0.28"}
-
-
-def gpu_jpeg_decoder(device: torch.device) -> DecodeJpegs:
-    """nvJPEG as TorchCodec offers it or, beside a torch before 2.14, torchvision before 0.29, which removes its own.
-
-    Raises ImportError if neither can be loaded, with what to install.
-    """
-    try:
-        codec: Any = importlib.import_module("torchcodec.decoders")
-        return lambda files: list(codec.decode_jpeg(files, mode="RGB", device=device))
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # any of these if built for another torch
-        problem = error
-    torchvision = installed_version("torchvision")
-    if torchvision is not None and release_numbers(torchvision) < (0, 29):
-        try:
-            io: Any = importlib.import_module("torchvision.io")
-            return lambda files: list(io.decode_jpeg(files, mode=io.ImageReadMode.RGB, device=device))
-        except (ImportError, OSError, RuntimeError) as error:
-            problem = error
-    raise ImportError(str(problem)) from problem
-
-
-def gpu_jpeg_requirement() -> str:
-    """The requirement of the GPU's JPEG decoder that fits the installed torch."""
-    torchvision = _TORCHVISION_OF.get(release_numbers(installed_version("torch") or "")[:2])
-    return f"torchvision=={torchvision}.*" if torchvision else "torchcodec>=0.17"

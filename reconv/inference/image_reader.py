@@ -22,13 +22,14 @@ from reconv.data.decode import native
 from reconv.data.decode.pillow import MAX_PIXELS, decode_image
 from reconv.data.transforms.host_transforms import eval_crop_box, eval_transform
 from reconv.inference.image_input import ImageFile, ImageInput, to_pil
-from reconv.kernels.ops.crop import CropBox
 from reconv.recipe.parts.data import PreprocessConfig
 from reconv.storage.local import read, read_file_or_pipe
 
-DecoderName = Literal["auto", "pillow", "native", "gpu"]
-DECODERS: tuple[DecoderName, ...] = ("auto", "pillow", "native", "gpu")
+DecoderName = Literal["auto", "pillow", "native"]
+DECODERS: tuple[DecoderName, ...] = ("auto", "pillow", "native")
 
+
+CropBox = tuple[float, float, float, float]  # left, top, right, bottom
 
 _MAX_BOXES = 10_000  # kept
 

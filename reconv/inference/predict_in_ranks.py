@@ -102,7 +102,7 @@ def _share(
     def predict_part(part: str) -> bytes:
         own = slice(starts[part], starts[part] + size)
         found: Sequence[Prediction] = predictor.predict(
-            files[own], top=args.top, min_score=args.min_score, skip_bad=True, num_listed=len(files)
+            files[own], top=args.top, min_score=args.min_score, skip_bad=True
         )
         if targets is not None:
             found = list(save_box_images(found, targets[own]))

@@ -21,7 +21,6 @@ from reconv.core.errors import DataError
 from reconv.detection.postprocess import Detections
 from reconv.device import Device
 from reconv.inference.backends.backend import InferenceBackend
-from reconv.inference.gpu_reader import GpuImages, GpuReader
 from reconv.inference.image_input import ImageInput
 from reconv.inference.image_reader import ImageInfo, ImageReader
 from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, select_outputs
@@ -79,17 +78,14 @@ class PixelBuffers:
 
 @dataclass(slots=True)
 class _ReadBatch:
-    """A batch that is being read: by the host into a buffer, or by the GPU."""
+    """A batch that is being read into a buffer."""
 
     pixels: Tensor  # uint8 [n, channels, size, size]
-    items: Sequence[ImageInput]
     tasks: list[Future[list[Outcome]]]
-    gpu_images: Future[GpuImages] | None
 
     def abandon(self) -> None:
         """Wait for what is being read: it writes to a buffer."""
-        futures: list[Future[Any]] = [*self.tasks, *([] if self.gpu_images is None else [self.gpu_images])]
-        for future in futures:
+        for future in self.tasks:
             if not future.cancel():
                 future.exception()
 
@@ -111,7 +107,6 @@ class PredictPipeline:
     threads: ThreadPoolExecutor
     num_threads: int
     buffers: PixelBuffers
-    gpu_reader: GpuReader | None = None
 
     def run(
         self, items: Sequence[ImageInput], selection: Selection, batch_size: int
@@ -132,7 +127,7 @@ class PredictPipeline:
                     if (copied := copies.pop(slot, None)) is not None:
                         copied.synchronize()
                     batch = items[starts[index] : starts[index] + batch_size]
-                    reading.append(self._start_reading(index, batch, slots[slot][: len(batch)]))
+                    reading.append(self._start_reading(batch, slots[slot][: len(batch)]))
                 if index >= ahead:
                     started, copied = self._compute(reading.popleft(), selection)
                     computing.append(started)
@@ -147,9 +142,7 @@ class PredictPipeline:
                     copied.synchronize()
             self.buffers.give_back(slots)
 
-    def _start_reading(self, index: int, items: Sequence[ImageInput], pixels: Tensor) -> _ReadBatch:
-        if self.gpu_reader is not None and self.gpu_reader.takes_batch(index):
-            return _ReadBatch(pixels, items, [], self.gpu_reader.start(self.read, items))
+    def _start_reading(self, items: Sequence[ImageInput], pixels: Tensor) -> _ReadBatch:
         tasks, rows = [], pixels.numpy()
         step, decode_threads = max(1, min(_ROWS_PER_TASK, -(-len(items) // self.num_threads))), 1
         if self.read.decoder == "native" and len(items) >= 2 * _ROWS_PER_CALL:
@@ -157,27 +150,16 @@ class PredictPipeline:
         for start in range(0, len(items), step):
             task = slice(start, min(start + step, len(items)))
             tasks.append(self.threads.submit(self.read.read_group, items[task], rows[task], None, decode_threads))
-        return _ReadBatch(pixels, items, tasks, None)
+        return _ReadBatch(pixels, tasks)
 
     def _images(self, batch: _ReadBatch) -> tuple[Tensor, list[Outcome], CopyEvent | None]:
         """A batch on the device when it has been read, and what became of each image."""
         outcomes = [outcome for task in batch.tasks for outcome in task.result()]
-        decoded = None if batch.gpu_images is None else batch.gpu_images.result()
-        if decoded is not None:
-            rows = batch.pixels.numpy()
-            for number, item in enumerate(batch.items):
-                outcomes += decoded.read_or_decode(number, item, self.read, rows[number, None])
-        if decoded is not None and decoded.crops is not None and len(decoded.infos) == len(outcomes):
-            images, copied = torch.empty_like(decoded.crops), None
-        else:  # positions are not used
-            sent, copied = self.step.device.send(Batch({"images": batch.pixels}, torch.zeros(1), (len(outcomes),)))
-            if copied is not None:
-                copied.wait()
-            images = sent["images"]
-        if decoded is not None:
-            assert self.gpu_reader is not None
-            self.gpu_reader.place(decoded, images)
-        return images, outcomes, copied
+        # positions are not used
+        sent, copied = self.step.device.send(Batch({"images": batch.pixels}, torch.zeros(1), (len(outcomes),)))
+        if copied is not None:
+            copied.wait()
+        return sent["images"], outcomes, copied
 
     def _compute(self, batch: _ReadBatch, selection: Selection) -> tuple[_Started, CopyEvent | None]:
         """Wait until a batch is read, and start the network on it."""

@@ -26,7 +26,6 @@ from reconv.core.errors import DataError, UsageError
 from reconv.core.machine import Machine, cores_per_process, usable_cores
 from reconv.data.dataset import Split
 from reconv.device import Device, open_device
-from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.activation_map import sample_activation_maps
@@ -34,7 +33,6 @@ from reconv.inference.backends.backend import BackendName, InferenceBackend, Pre
 from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
 from reconv.inference.calibration import CalibrationSource
 from reconv.inference.eval_data import ModelClasses
-from reconv.inference.gpu_reader import MIN_IMAGES, GpuReader
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
@@ -84,7 +82,6 @@ class Predictor:
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
-    gpu_reader: GpuReader | None = None  # decodes a part of the JPEG files of long lists
     _buffers: PixelBuffers = field(default_factory=lambda: PixelBuffers(False), compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
@@ -189,7 +186,6 @@ class Predictor:
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
-            gpu_reader=_open_gpu_reader(saved.recipe, opened, decoder),
             _buffers=PixelBuffers(opened.kind == "cuda"),
         )
 
@@ -258,7 +254,6 @@ class Predictor:
         min_score: float | None = None,
         batch_size: int | None = None,
         skip_bad: bool = False,
-        num_listed: int | None = None,
     ) -> PredictionList:
         """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
 
@@ -266,16 +261,12 @@ class Predictor:
         its `top` (5) classes. A detector gives its `top` boxes (all) with a score of at least `min_score` (0.3), a
         multi-label model its `top` labels (all) with at least 0.5. With `skip_bad`, an image that cannot be read does
         not raise `DataError`; its prediction has the `error`. Threads read images beside the network.
-        `num_listed` is the length of the whole list where the images are a part of one.
         """
         selection = Selection(top, min_score)
         selection.check(self.recipe.task)
         items, _ = split_images(images)
         threads, num_threads = read_threads()
-        gpu = (
-            self.gpu_reader if self.gpu_reader is not None and self.gpu_reader.takes(num_listed or len(items)) else None
-        )
-        pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers, gpu)
+        pipeline = PredictPipeline(self._step(), self.read, threads, num_threads, self._buffers)
         predictions = PredictionList()
         with without_gc():
             for found in pipeline.run(items, selection, batch_size or self.batch_size):
@@ -399,26 +390,6 @@ def read_threads() -> tuple[ThreadPoolExecutor, int]:
 
 
 os.register_at_fork(after_in_child=read_threads.cache_clear)  # a forked process has none of them
-
-
-def _open_gpu_reader(recipe: Recipe, device: Device, decoder: DecoderName) -> GpuReader | None:
-    """What reads JPEG files on the GPU: where it was asked for, and for `auto` long lists on CUDA."""
-    preprocess = recipe.data.preprocess
-    can_resize = preprocess.interpolation == "bilinear" and preprocess.channels == 3
-    if decoder == "gpu" and not can_resize:
-        raise UsageError(
-            "the GPU resizes color images bilinearly, and the model's preprocessing is different",
-            where="--decoder gpu",
-            why=f"interpolation {preprocess.interpolation}, {preprocess.channels} channels",
-            then="omit --decoder",
-        )
-    if decoder not in ("gpu", "auto") or not can_resize or (decoder == "auto" and device.kind != "cuda"):
-        return None
-
-    def open_decoder() -> NvJpegDecoder:
-        return NvJpegDecoder(device.torch)
-
-    return GpuReader(open_decoder, min_images=0 if decoder == "gpu" else MIN_IMAGES)
 
 
 def _unreadable(image: ImageInput, error: DataError) -> Prediction:

@@ -120,7 +120,6 @@ class Facts:
     num_val_left_out: int = 0  # by evaluate.num_samples
     decoder: Decoder = "pillow"  # for augment.decoder: auto
     fills_from_files: bool = False  # the native decoder could crop many training images in one call
-    gpu_decode_fraction: float = 0.0  # for data.gpu_decode_fraction: auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class Plan:
     eval_batch: int
     threads: int
     workers: int
-    backend: str  # caller (no workers), threads, processes or gpu (and processes)
+    backend: str  # caller (no workers), threads or processes
     eval_backend: str  # of validation images
     eval_batches_held: int  # evaluation batches in memory at once
     steps_held: int  # steps with images in memory at once: prefetched ones, the current and the previous one
@@ -160,7 +159,6 @@ class Plan:
     average: AveragingWindow | None = None  # None: checkpoints are not averaged
     cache: CacheSize | None = None  # None: samples are not cached
     decoder: Decoder = "pillow"  # of cropped JPEG files
-    gpu_decode_fraction: float = 0.0  # fraction of training images that the GPU decodes
     device: str = ""  # kind of device; empty: unknown
     fitted: tuple[str, ...] = ()  # lines about what was changed to fit the user's options and data
     lines: tuple[str, ...] = field(default=())  # the plan as text, for people
@@ -240,7 +238,6 @@ def make_plan(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
         freeze_steps=_freeze_steps(recipe, per_epoch, total),
         cache=facts.cache,
         decoder=decoding.decoder(recipe, facts),
-        gpu_decode_fraction=decoding.gpu_decode_fraction(recipe, facts),
         device=facts.device,
         fitted=tuple(fitted),
     )
@@ -255,12 +252,6 @@ def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
     per_micro = min(num_groups, groups)
     smaller = replace(plan, micro_batch=per_micro * plan.group, num_micro_batches=math.ceil(groups / per_micro))
     return replace(smaller, lines=(*plan_lines(recipe, smaller), why))
-
-
-def with_gpu_decode_fraction(recipe: Recipe, plan: Plan, fraction: float) -> Plan:
-    """The plan with the fraction of training images that the GPU decodes."""
-    plan = replace(plan, gpu_decode_fraction=fraction)
-    return replace(plan, lines=plan_lines(recipe, plan))
 
 
 def steps_per_epoch(recipe: Recipe, num_train: int) -> int:

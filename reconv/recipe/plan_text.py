@@ -384,18 +384,13 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
     if plan.backend == "caller":
         if data.backend != "auto":
             lines.append("no effect: data.backend (the data needs no decoding workers)")
-    elif plan.backend == "gpu":
-        lines.append(
-            f"data.backend: gpu; the GPU decodes {plan.gpu_decode_fraction:.0%} of the training images where it "
-            "supports the file, processes decode the others; a run keeps this fraction"
-        )
     elif data.backend == "auto":
         why = {
             "threads": "as fast as processes here, and started at once",
             "processes": "threads would wait for the GIL",
         }[plan.backend]
         evaluated = "" if plan.eval_backend == plan.backend else f", {plan.eval_backend} for validation images"
-        lines.append(f"data.backend: {plan.backend} ({why}){evaluated}; gpu would add a GPU's JPEG engine")
+        lines.append(f"data.backend: {plan.backend} ({why}){evaluated}")
     else:
         lines.append(f"data.backend: {plan.backend}, as set")
     if data.transfer_dtype != "uint8":

@@ -67,7 +67,7 @@ def _prefers_processes(recipe: Recipe, facts: Facts, num_images: int) -> bool:
 
 
 def backend(recipe: Recipe, facts: Facts) -> str:
-    """Where images are decoded: caller (no workers), threads, processes or gpu."""
+    """Where images are decoded: caller (no workers), threads or processes."""
     if workers(recipe, facts) == 0:
         return "caller"
     if recipe.data.backend != "auto":
@@ -87,7 +87,7 @@ def eval_backend(recipe: Recipe, facts: Facts) -> str:
 def check_worker_memory(plan: Plan, recipe: Recipe, num_ranks: int, available_bytes: int | None) -> None:
     """Raise if the decoding processes asked for, on all ranks of this machine, cannot fit into its memory."""
     num_workers = recipe.data.num_workers
-    has_processes = not {"processes", "gpu"}.isdisjoint((plan.backend, plan.eval_backend))
+    has_processes = "processes" in (plan.backend, plan.eval_backend)
     if num_workers == "auto" or not has_processes or available_bytes is None:
         return
     most = available_bytes // (WORKER_BYTES * num_ranks)
@@ -99,10 +99,3 @@ def check_worker_memory(plan: Plan, recipe: Recipe, num_ranks: int, available_by
             why=f"each takes about {WORKER_BYTES / 1e9:.1f} GB, and {available_bytes / 1e9:.1f} GB are available",
             then=f"--workers {most}" + (", or fewer" if most else ", which decodes in the main process"),
         )
-
-
-def gpu_decode_fraction(recipe: Recipe, facts: Facts) -> float:
-    """Fraction of training images that the GPU decodes; 0 unless the backend is gpu."""
-    if backend(recipe, facts) != "gpu":
-        return 0.0
-    return facts.gpu_decode_fraction if recipe.data.gpu_decode_fraction == "auto" else recipe.data.gpu_decode_fraction

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from reconv.build.code import import_code
-from reconv.build.data_context import choose_gpu_decode_fraction
 from reconv.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.build.network import check_model
 from reconv.checkpoint.mirror.upload import RunMirror
@@ -32,7 +31,7 @@ from reconv.logging.phases import Phase, PhaseTimer, process_start_s
 from reconv.logging.run_dir import RunDir
 from reconv.recipe.load.resolved import fit_to_data
 from reconv.recipe.parts.data import Decoder
-from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
+from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import check_worker_memory
 from reconv.trainer.imported_state import import_state
@@ -134,7 +133,6 @@ def prepare_run(
         with phases.during(Phase.DEVICE):
             device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
-            plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
             configure_algorithms(device, recipe.engine, plan.total_steps)
         notes = (*notes, affinity_note) if affinity_note else notes
         yield PreparedRun(
@@ -235,20 +233,3 @@ def _fills_from_files(recipe: Recipe, datasets: Datasets) -> bool:
     augment = effective_augment(recipe.augment).model_copy(update={"decoder": "native"})
     is_plain = recipe.task == "classification" and can_fill_from_files(recipe.data.preprocess, augment)
     return is_plain and has_jpeg_files(datasets.train)
-
-
-def _with_gpu_decode_fraction(
-    recipe: Recipe,
-    plan: Plan,
-    datasets: Datasets,
-    device: Device,
-    process_group: ProcessGroup,
-    state: Mapping[str, Any],
-) -> Plan:
-    """The plan with the fraction of images that the GPU decodes: measured now, or from the checkpoint."""
-    saved_fraction = state.get("gpu_decode_fraction", 0.0) if state else None
-    fraction = process_group.on_rank0(
-        lambda: choose_gpu_decode_fraction(recipe, plan, datasets.train, device, saved_fraction)
-    )
-    is_measured = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
-    return with_gpu_decode_fraction(recipe, plan, fraction) if is_measured else plan

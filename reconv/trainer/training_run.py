@@ -397,7 +397,6 @@ def _environment(run: PreparedRun) -> dict[str, Any]:
         "device": run.device.describe(),
         "threads": run.plan.threads,
         "JPEG decoder": run.plan.decoder,
-        **({"fraction decoded by the GPU": run.plan.gpu_decode_fraction} if run.plan.gpu_decode_fraction else {}),
         "host": platform.node(),
         "system": platform.platform(),
         "data": run.datasets.origins[0],

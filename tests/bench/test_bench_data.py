@@ -19,7 +19,6 @@ from reconv.bench.data import BATCH, _baseline_batches, _cpu_s, _mean_difference
 from reconv.bench.data_paths import open_data_paths
 from reconv.bench.run import bench_args, open_bench_run
 from reconv.cli import main
-from reconv.core.errors import UsageError
 from reconv.data.decode.native import choose_decoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
@@ -163,9 +162,3 @@ def test_cpu_time_of_worker_processes_is_counted(tree: Path) -> None:
         assert before_s <= _cpu_s(InlineWorker()) <= time.process_time()
     finally:
         workers.close()
-
-
-def test_gpu_backend_is_an_error_in_bench_data(tree: Path) -> None:
-    with pytest.raises(UsageError, match="measures the loader on the host") as caught:
-        bench_data(str(tree), overrides=[("data.backend", "gpu", "test")])
-    assert caught.value.then is not None and "bench train resnet50 --input real" in caught.value.then

@@ -18,14 +18,11 @@ import reconv
 import reconv.data.stage_timing as stages_module
 from reconv.build.data_context import (
     DataWaitLogger,
-    choose_gpu_decode_fraction,
     data_wait_advice,
     slowest_stage,
 )
-from reconv.core.errors import RecipeError, ResourceError, UsageError
-from reconv.data.readers.digits import open_digits
+from reconv.core.errors import ResourceError, UsageError
 from reconv.data.stage_timing import StageTimes, record_stage, timed
-from reconv.device import open_device
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
 from reconv.logging.event_log import read_events
@@ -144,7 +141,7 @@ def test_auto_backend_uses_threads_where_processes_are_unsupported(monkeypatch: 
 def test_auto_backend_explains_its_choice() -> None:
     _, plan = plan_of()
     [line] = [line for line in plan.lines if line.startswith("data.backend")]
-    assert plan.backend == "threads" and "threads" in line and "processes" in line and "GPU's JPEG engine" in line
+    assert plan.backend == "threads" and "threads" in line and "processes" in line
     _, plan = plan_of(cores=16)
     [line] = [line for line in plan.lines if line.startswith("data.backend")]
     assert plan.backend == "processes" and plan.workers == 16 and "would wait for the GIL" in line
@@ -158,32 +155,6 @@ def test_auto_backend_explains_its_choice() -> None:
     assert plan.backend == "caller" and any("no effect: data.backend" in line for line in plan.lines)
     _, plan = plan_of(transfer_dtype="float32")
     assert any("4 times the bytes" in line for line in plan.lines)
-
-
-def test_gpu_decode_fraction_is_in_the_plan_and_kept_on_resume() -> None:
-    recipe, plan = plan_of(backend="gpu", gpu_decode_fraction=0.25)
-    assert plan.backend == "gpu" and plan.gpu_decode_fraction == 0.25
-    assert any("decodes 25% of the training images" in line for line in plan.lines)
-    source, device = open_digits("train"), open_device("cpu")
-    assert choose_gpu_decode_fraction(recipe, plan, source, device, resumed=None) == 0.25
-    assert choose_gpu_decode_fraction(recipe, plan, source, device, resumed=0.5) == 0.5
-    with pytest.raises(RecipeError, match="began with none of its images"):
-        choose_gpu_decode_fraction(recipe, plan, source, device, resumed=0.0)
-    on_host, plan_on_host = plan_of()
-    assert (
-        plan_on_host.gpu_decode_fraction
-        == 0
-        == choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.0)
-    )
-    with pytest.raises(RecipeError, match="began with 50% of its images"):
-        choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.5)
-
-
-def test_gpu_backend_without_a_gpu_is_an_error(image_folder: Path, tmp_path: Path) -> None:
-    for share in ("auto", 0.5):
-        with pytest.raises(UsageError, match="cpu cannot decode JPEG") as caught:
-            trained(image_folder, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
-        assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
 
 def test_each_second_is_counted_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,6 @@ def test_a_state_as_training_writes_it_is_accepted() -> None:
         ({"threads": 10**9}, "threads"),
         ({"micro_groups": 0}, "micro_groups"),
         ({"decoder": "magic"}, "decoder"),
-        ({"gpu_decode_fraction": "half"}, "gpu_decode_fraction"),
-        ({"gpu_decode_fraction": 2.0}, "gpu_decode_fraction"),
         ({"callbacks": []}, "callbacks"),
     ],
     ids=str,

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +20,10 @@ from reconv.core.errors import DataError, UsageError
 from reconv.data.decode import native
 from reconv.device import Cpu
 from reconv.inference.backends.backend import InferenceBackend
-from reconv.inference.gpu_reader import GpuReader
 from reconv.inference.image_reader import ImageReader
 from reconv.inference.output_predictions import OutputClasses, Selection, without_gc
 from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction
-from reconv.kernels.ops.crop import CropBox, crop_reference
 from reconv.recipe.parts.data import PreprocessConfig
 
 PREPROCESS = PreprocessConfig(channels=3, size=32, resize=36)
@@ -50,29 +47,10 @@ class MeanBackend(InferenceBackend):
         return torch.stack([means, torch.zeros_like(means)], 1)
 
 
-class PillowDecoder:
-    """Stands for the GPU's decoder: rejects files of odd length, as it rejects some."""
-
-    def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool, is_cut: bool
-    ) -> tuple[Tensor, list[int]]:
-        good = [index for index, file in enumerate(files) if len(file) % 2 == 0]
-        decoded = [torch.tensor(np.asarray(Image.open(io.BytesIO(bytes(files[index].numpy()))))) for index in good]
-        planes = [image.permute(2, 0, 1).contiguous() for image in decoded]
-        if not planes:
-            return torch.empty(0, 3, size, size, dtype=torch.uint8), []
-        return crop_reference(planes, [boxes[i] for i in good], size, antialias=antialias, is_cut=is_cut), good
-
-    def write_crops(self, images: Tensor, rows: Tensor, crops: Tensor, indices: Tensor) -> None:
-        images[rows] = crops[indices]
-
-
-def predict(
-    files: Sequence[bytes], threads: int, read: ImageReader, gpu: GpuReader | None = None, batch: int = 8
-) -> list[Prediction | DataError]:
+def predict(files: Sequence[bytes], threads: int, read: ImageReader, batch: int = 8) -> list[Prediction | DataError]:
     step = PredictStep(MeanBackend(), Cpu(), OutputClasses("classification", ("a", "b")), None, threading.Lock())
     with ThreadPoolExecutor(threads) as pool:
-        return list(PredictPipeline(step, read, pool, threads, PixelBuffers(False), gpu).run(files, Selection(), batch))
+        return list(PredictPipeline(step, read, pool, threads, PixelBuffers(False)).run(files, Selection(), batch))
 
     return threading.Lock()
 
@@ -99,41 +77,6 @@ def test_unreadable_images_keep_their_place_and_change_no_other() -> None:
     assert broken[:2] == whole[:2] and broken[3:] == whole[3:]
 
 
-def test_images_that_the_gpu_rejects_are_read_by_the_host() -> None:
-    files = [jpeg(number) for number in range(16)]
-    files = [file + b"\0" * (number % 2) if number % 4 < 2 else file for number, file in enumerate(files)]
-    read = ImageReader(PREPROCESS, "pillow")
-    reader = GpuReader(PillowDecoder, fraction=0.5)
-    assert reader.takes(1)
-    found = predict([*files, b"no image"], 2, read, reader)
-    reader.close()
-    assert isinstance(found[-1], DataError)
-    assert scores(found) == pytest.approx(scores(predict(files, 1, read)), abs=2e-3)
-
-
-@pytest.mark.parametrize(("fraction", "batches"), [(0.5, "x.x.x."), (0.4, "x.x.."), (1.0, "xxx"), (0.0, "...")])
-def test_a_fraction_of_the_batches_is_for_the_gpu_the_first_too(fraction: float, batches: str) -> None:
-    reader = GpuReader(PillowDecoder, fraction=fraction)
-    assert "".join("x" if reader.takes_batch(index) else "." for index in range(len(batches))) == batches
-    reader.close()
-
-
-def test_batches_of_the_gpu_are_decoded_by_it() -> None:
-    class Counting(PillowDecoder):
-        files = 0
-
-        def crops(self, files: Sequence[Tensor], *args: Any, **options: Any) -> tuple[Tensor, list[int]]:
-            self.files += len(files)
-            return super().crops(files, *args, **options)
-
-    decoder = Counting()
-    reader = GpuReader(lambda: decoder, fraction=0.5)
-    assert reader.takes(1)
-    predict([jpeg(number) for number in range(20)], 2, ImageReader(PREPROCESS, "pillow"), reader, batch=8)
-    reader.close()
-    assert decoder.files == 8 + 4  # of the batches 0 and 2
-
-
 def test_the_garbage_collector_is_as_before_after_predictions() -> None:
     with pytest.raises(KeyError), without_gc():
         assert not gc.isenabled()
@@ -146,18 +89,6 @@ def test_the_garbage_collector_is_as_before_after_predictions() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_without_a_decoder_on_the_gpu_the_host_reads_everything_unless_it_was_asked_for() -> None:
-    def missing() -> PillowDecoder:
-        raise UsageError("no torchvision")
-
-    optional, required = GpuReader(missing, min_images=100), GpuReader(missing)
-    assert not optional.takes(99) and not optional.takes(100) and not optional.takes(200)
-    with pytest.raises(UsageError, match="no torchvision"):
-        required.takes(1)
-    present = GpuReader(PillowDecoder, min_images=100)
-    assert [present.takes(num) for num in (99, 100, 99)] == [False, True, False]
 
 
 @pytest.mark.native

@@ -118,7 +118,6 @@ def test_a_wrong_type_or_range_is_one_problem_with_the_field(write, text: str, f
             "optimizer: {name: adam}",
             "must be one of sgd, lars, rmsprop, rmsprop-tf, adamw, lamb, not 'adam'; did you mean adamw",
         ),
-        ("data: {gpu_decode_fraction: 0}", "data.gpu_decode_fraction: must be a number above 0"),
         ("early_stopping: {target: 75.9}", "early_stopping.target: must be"),
         ("augment: {progressive_resizing: [[0ep, big]]}", "augment.progressive_resizing: must be"),
         ("data: {preprocess: {resize: auto}}", "data.preprocess.resize: must be"),

@@ -15,7 +15,6 @@ from reconv.core.batch import Batch
 from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
 from reconv.data.pipeline.kept_batches import KeptBatches
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.read_ahead import read_ahead
@@ -60,11 +59,7 @@ class EvalLoader:
         self._open_workers = partial(open_workers, "threads", num_workers)
         left = [number for number in range(-(-len(dataset) // batch_size)) if number not in finished]
         self._batches = left[rank::world_size]
-        self._pipeline: SamplePipeline = (
-            make_pipeline(dataset, preprocess, None, 1)
-            if context.gpu_decoder is None
-            else GpuDecodePipeline(dataset, preprocess, None, fraction=1.0)
-        )
+        self._pipeline: SamplePipeline = make_pipeline(dataset, preprocess, None, 1)
         keeps = keeps_decoded and self._fits_in_memory()
         self._kept = KeptBatches(self._batches, batch_size, context.to_device) if keeps else None
 
@@ -81,7 +76,6 @@ class EvalLoader:
                 self.whole_batch = number
                 yield batch
             return
-        gpu_decoder = self._context.gpu_decoder
         with (
             read_ahead(self._dataset, self._batches, self._indices, in_order=True) as reached,
             Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher,
@@ -96,8 +90,6 @@ class EvalLoader:
                     if copy is not None:
                         copy.wait()
                     prefetcher.buffers.hold_until_copied(pending.rows, copy)
-                    if gpu_decoder is not None:
-                        gpu_decoder.place(pending, batch["images"], 0)
                     is_whole = len(positions) == len(self._indices(pending.step))
                     self.whole_batch = pending.step if is_whole else None
                     if not is_whole:
@@ -115,7 +107,7 @@ class EvalLoader:
 
     def _fits_in_memory(self) -> bool:
         """Whether decoded batches are kept: if the host decodes them, which takes long, and they are small."""
-        is_decoded = self._pipeline.min_rows_per_task is not None and self._context.gpu_decoder is None
+        is_decoded = self._pipeline.min_rows_per_task is not None
         row_bytes = sum(column.empty(1).nbytes for column in self._pipeline.columns)
         return is_decoded and len(self._batches) * self._batch_size * row_bytes <= MAX_PREPROCESSED_BYTES
 
@@ -126,15 +118,10 @@ class EvalLoader:
     def _start(self, prefetcher: Prefetcher, number: int) -> PendingBatch:
         positions = self._indices(number)
         params = self._pipeline.params(0, positions)
-        pending = prefetcher.start(self._pipeline, number, positions, positions, params, self._batch_size)
-        if self._context.gpu_decoder is not None and isinstance(self._pipeline, GpuDecodePipeline):
-            self._context.gpu_decoder.start(pending, self._pipeline.resize)
-        return pending
+        return prefetcher.start(self._pipeline, number, positions, positions, params, self._batch_size)
 
     def _wait(self, pending: PendingBatch, steps_done: int) -> None:
         """Wait for the rows and drop those of bad samples, where they are tolerated."""
-        if self._context.gpu_decoder is not None:
-            self._context.gpu_decoder.wait(pending)
         if not self._bad_samples.tolerated:
             try:
                 pending.wait()

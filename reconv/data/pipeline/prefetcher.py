@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,9 +21,6 @@ from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, HostToDev
 from reconv.data.pipeline.sample_pipeline import SamplePipeline
 from reconv.data.pipeline.workers.thread_pool import FillTask, Wait, Workers
 from reconv.data.stage_timing import Seconds, StageTimes
-
-if TYPE_CHECKING:
-    from reconv.data.pipeline.gpu_decode import GpuDecoder, GpuRows
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +36,6 @@ class DataContext:
     to_device: HostToDevice
     workers: Workers | None = None
     stage_times: StageTimes = field(default_factory=StageTimes)
-    gpu_decoder: GpuDecoder | None = None
     eval_workers: Workers | None = None  # None: `workers`
 
     @classmethod
@@ -61,8 +56,6 @@ class PendingBatch:
     params: NamedArrays
     tasks: list[tuple[slice, Wait]]  # rows, and a function that waits until they are filled
     stage_times: StageTimes
-    gpu_rows: Future[GpuRows] | None = None  # what a GPU decodes of rows that the host left encoded
-    kept: I64 | None = None  # the rows that are left once some were dropped
 
     def wait(self) -> None:
         """Wait for every row; raises the first error in row order."""
@@ -111,16 +104,6 @@ class PendingBatch:
             return error
         return None
 
-    def refill_on_wait(self, row: int) -> None:
-        """Fill a row once more when the batch is waited for."""
-
-        def fill() -> Seconds:
-            if (error := self.fill(row)) is not None:
-                raise error
-            return {}
-
-        self.tasks.append((slice(row, row + 1), fill))
-
     def tensors(self) -> dict[str, Tensor]:
         """The rows that go to the device, with `indices`.
 
@@ -136,14 +119,6 @@ class PendingBatch:
             kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
             self.positions, self.indices = self.positions[kept], self.indices[kept]
             self.rows = {name: array[kept] for name, array in self.rows.items()}
-            self.kept = kept
-
-    def current_rows(self, rows: I64) -> I64:
-        """Where rows are after others were dropped; -1 for dropped ones."""
-        if self.kept is None:
-            return rows
-        current: I64 = np.where(np.isin(rows, self.kept), np.searchsorted(self.kept, rows), -1)
-        return current
 
 
 def _outcome(task: tuple[slice, Wait]) -> tuple[slice, Seconds | DataError]:

@@ -18,7 +18,6 @@ from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples, replacements
 from reconv.data.pipeline.batch_assembler import BatchAssembler
-from reconv.data.pipeline.gpu_decode import GpuDecodePipeline, decode_on_host
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.preloaded import PreloadedLoader
 from reconv.data.pipeline.read_ahead import read_ahead
@@ -46,10 +45,7 @@ def make_train_loader(
     bad_samples: BadSamples | None = None,
     make_pipeline: MakeSamplePipeline = make_sample_pipeline,
 ) -> TrainLoader:
-    """The loader of a recipe's data.
-
-    The context's GPU decoder decodes the plan's `gpu_decode_fraction` of the images; without one the host decodes all.
-    """
+    """The loader of a recipe's data."""
     assembler = BatchAssembler(dataset, recipe, plan, rank)
     if dataset.kind == SyntheticDeviceDataset.kind:
         inline = replace(context, workers=InlineWorker())
@@ -98,7 +94,6 @@ class StreamedLoader:
         self._bad_samples = bad_samples or BadSamples()
         self._prefetch = recipe.data.prefetch
         self._in_order = recipe.data.shuffle_window is not None
-        self._gpu_decode_fraction = plan.gpu_decode_fraction
         self._open_workers = partial(open_workers, plan.backend, plan.workers)
         self._decode_threads = plan.workers if plan.backend == "threads" else 1
         self._make_pipeline = make_pipeline
@@ -106,8 +101,6 @@ class StreamedLoader:
 
     def _make_sized_pipeline(self, size: int) -> SamplePipeline:
         preprocess, augment = self._assembler.preprocess(size), self._assembler.augment
-        if self._context.gpu_decoder is not None:
-            return GpuDecodePipeline(self._dataset, preprocess, augment, self._gpu_decode_fraction)
         return self._make_pipeline(self._dataset, preprocess, augment, self._decode_threads)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
@@ -147,17 +140,11 @@ class StreamedLoader:
         pipeline = self._pipeline(size)
         params = pipeline.params(self._assembler.seed, positions)
         indices = self._assembler.sampler.indices_of(positions)
-        pending = prefetcher.start(pipeline, step, positions, indices, params, self._assembler.max_rows)
-        if self._context.gpu_decoder is not None and isinstance(pipeline, GpuDecodePipeline):
-            self._context.gpu_decoder.start(pending, pipeline.resize)
-        return pending
+        return prefetcher.start(pipeline, step, positions, indices, params, self._assembler.max_rows)
 
     def _finish(self, prefetcher: Prefetcher, pending: PendingBatch) -> _SentBatches:
         """Wait until a batch is filled, and start to copy it to the device."""
-        gpu_decoder = self._context.gpu_decoder
         positions, size = pending.positions, pending.rows["images"].shape[-1]
-        if gpu_decoder is not None:
-            gpu_decoder.wait(pending)
         if self._bad_samples.tolerated:
             self._replace_bad_samples(pending)
         else:
@@ -175,14 +162,7 @@ class StreamedLoader:
             micro_batches.append(sent)
             copies.append(copy)
         self._context.stage_times.add({"copy": time.perf_counter() - began_s})
-        batches = _SentBatches(tuple(micro_batches), tuple(copy for copy in copies if copy is not None))
-        if gpu_decoder is None:
-            return batches
-        first = 0
-        for part in batches.ready():
-            gpu_decoder.place(pending, part["images"], first)
-            first += len(part)
-        return _SentBatches(batches.micro_batches, ())
+        return _SentBatches(tuple(micro_batches), tuple(copy for copy in copies if copy is not None))
 
     def _replace_bad_samples(self, pending: PendingBatch) -> None:
         """Fill the row of each bad sample from a good one, with the parameters of the row's position.
@@ -196,7 +176,6 @@ class StreamedLoader:
             epoch = int(self._assembler.sampler.epoch_of(pending.positions[row : row + 1])[0])
             if error is not None:
                 self._bad_samples.add("train", index, pending.step, error)
-            decode_on_host(pending, row)
             for other in replacements(self._assembler.seed, epoch, index, len(self._dataset)):
                 if other in known:
                     continue

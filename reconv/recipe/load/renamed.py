@@ -36,7 +36,6 @@ RENAMED_FIELDS: Mapping[str, str] = {
     "average.kind": "checkpoint_average.mode",
     "data.tail": "data.drop_last",
     "data.percent": "data.subset_percent",
-    "data.gpu_share": "data.gpu_decode_fraction",
     "data.workers": "data.num_workers",
     "data.transfer": "data.transfer_dtype",
     "data.resident": "data.preload",

@@ -103,7 +103,6 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     )
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images are resized by nearest", ("augment.antialias",)
-    yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_decode_fraction",)
     reason = why_not_native(augment, spec)
     yield reason is None, reason or "", ("augment.decoder",)
     box_crop = ("no_crop_probability", "min_ious", "iou_with", "scale", "max_aspect_ratio", "trials")

@@ -100,10 +100,8 @@ class DataConfig(Section):
     """Percentage of the training samples to train on."""
     epoch_samples: Positive | None = None
     """Samples that count as one epoch; null counts the whole training set. The order of samples does not change."""
-    backend: Literal["auto", "threads", "processes", "gpu", "dali"] = "auto"
-    """What decodes images: threads and processes give the same bytes; `gpu` adds a GPU's JPEG engine to processes."""
-    gpu_decode_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Fraction of training images that the GPU decodes with `backend: gpu`; `auto` measures the speeds first."""
+    backend: Literal["auto", "threads", "processes", "dali"] = "auto"
+    """What decodes images: threads and processes give the same bytes."""
     num_workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
     """Number of decoding threads or processes; 0 decodes in the training process."""
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2
@@ -326,17 +324,3 @@ def why_not_native(augment: AugmentConfig, preprocess: PreprocessConfig) -> str 
         "images have one channel": preprocess.channels != 3,
     }
     return next((why for why, applies in reasons.items() if applies), None)
-
-
-def why_not_gpu(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
-    """Why a GPU's JPEG engine cannot decode training images; None if it can."""
-    interpolation = augment.interpolation or preprocess.interpolation
-    jitter = augment.color_jitter
-    reasons = {
-        f"training images are resized by {interpolation}, not bilinear": interpolation != "bilinear",
-        "augment.auto_augment runs on the CPU": augment.auto_augment != "none",
-        "augment.extra runs on the CPU": bool(augment.host_extra),
-        "augment.color_jitter.implementation pillow runs on the CPU": jitter.enabled
-        and jitter.implementation == "pillow",
-    }
-    return why_not_native(augment, preprocess) or next((why for why, applies in reasons.items() if applies), None)

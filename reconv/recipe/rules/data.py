@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reconv.recipe.parts.code import names_code
-from reconv.recipe.parts.data import why_not_gpu
 from reconv.recipe.rules.contradiction import Contradiction
 
 if TYPE_CHECKING:
@@ -50,17 +49,10 @@ def data_rules(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _backend(recipe: Recipe) -> Iterator[Contradiction]:
     data = recipe.data
-    if data.backend == "gpu":
-        is_detection = recipe.task == "detection"
-        why = (
-            "images with boxes are decoded on the CPU" if is_detection else why_not_gpu(recipe.augment, data.preprocess)
-        )
-        if why is not None:
-            yield Contradiction(("data.backend",), f"gpu cannot be used: {why}; use auto or processes")
     if data.backend == "dali":
         text = "dali is not supported: it takes 0.7 GB of packages and is no faster on the CPU than threads; use auto"
         yield Contradiction(("data.backend",), text)
-    uses_processes = data.backend in ("processes", "gpu")
+    uses_processes = data.backend == "processes"
     if uses_processes and data.num_workers == 0:
         yield Contradiction(("data.backend", "data.num_workers"), f"{data.backend} needs data.num_workers above 0")
     if uses_processes and data.cache == "ram":

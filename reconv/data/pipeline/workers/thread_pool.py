@@ -92,10 +92,10 @@ class ThreadPool:
 
 
 def open_workers(backend: str, num_workers: int) -> Workers:
-    """Workers of a plan's backend; with `gpu`, processes decode the host's part of the images."""
+    """Workers of a plan's backend."""
     if num_workers == 0 or backend == "caller":
         return InlineWorker()
-    if backend in ("processes", "gpu"):
+    if backend == "processes":
         from reconv.data.pipeline.workers.process_pool import ProcessPool
 
         return ProcessPool(num_workers)
