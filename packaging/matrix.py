@@ -141,15 +141,20 @@ def main() -> int:
     options = parser.parse_args()
     if not (chosen := environments(options.only)):
         parser.error(f"no environment is called {' or '.join(options.only)}")
+    parent = options.folder or Path(tempfile.mkdtemp(prefix="reconv-matrix-"))
     num_failed = 0
     for environment in chosen:
-        folder = (options.folder or Path(tempfile.mkdtemp(prefix="reconv-matrix-"))) / environment.name
-        row, failed = measure(environment, folder, options.workers)
+        folder = parent / environment.name
+        try:
+            row, failed = measure(environment, folder, options.workers)
+        finally:
+            if not options.keep:
+                shutil.rmtree(folder, ignore_errors=True)
         num_failed += failed
         PAGE.write_text(with_rows(PAGE.read_text(), environments(()), {row[:2]: row}))
         print(" ".join(row), flush=True)
-        if not options.keep:
-            shutil.rmtree(folder)
+    if not options.folder and not options.keep:
+        parent.rmdir()
     return int(num_failed > 0)
 
 

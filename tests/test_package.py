@@ -100,6 +100,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         *sources,
         "hatch_build.py",
         ".ci/run",
+        ".github/workflows/release.yml",
         "Makefile",
         "README.md",
         "docs/images/report.png",
