@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reconv.core.version import __version__
 
 if TYPE_CHECKING:
-    from reconv.export.run import export
+    from reconv.exporters.run import export
     from reconv.inference.evaluate_run import evaluate
     from reconv.inference.predict_files import predict
     from reconv.inference.predictor import Predictor, load

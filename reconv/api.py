@@ -1,6 +1,6 @@
 """The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, `fuse`, and their results."""
 
-from reconv.export.run import ExportResult, export
+from reconv.exporters.run import ExportResult, export
 from reconv.inference.evaluate_run import evaluate
 from reconv.inference.image_reader import ImageSample
 from reconv.inference.model_evaluation import EvalResult

@@ -199,3 +199,9 @@ def test_renewed_constraints_are_free_of_what_belongs_to_a_build_of_torch() -> N
     text = renew["constraints"]([*of_torch, "reconv==0.1.0", "jinja2==3.1.6"])
     assert [line for line in text.splitlines() if line[:1] != "#"] == ["jinja2==3.1.6", "torch==2.13.0"]
     assert text.startswith((ROOT / "packaging" / "constraints.txt").read_text().partition("\nabsl")[0])
+
+
+def test_no_package_hides_a_name_of_the_api() -> None:
+    # The import of a package sets an attribute of its parent: `reconv.export` would become the module.
+    packages = {path.stem for path in Path(reconv.__file__).parent.iterdir()}
+    assert packages & set(reconv.__all__) == set()

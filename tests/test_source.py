@@ -17,9 +17,9 @@ VAGUE_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 # Pickles of others are read by a restricted unpickler; our own travel between processes of one run, never to a file.
 PICKLE_READERS = {"reconv/data/readers/cifar.py"}
 # torchvision reads pickles alone; its tensors are the only thing that `export --to torchvision-pth` puts into one.
-TORCH_SAVE = {"reconv/export/formats/weights.py"}
+TORCH_SAVE = {"reconv/exporters/formats/weights.py"}
 TORCH_DISTRIBUTED = {"cluster/elastic.py", "optim/sharded_optimizer.py"}
-RUN_SCRIPTS = PACKAGE / "export" / "run_template"  # programs of their own, which Reconv does not import
+RUN_SCRIPTS = PACKAGE / "exporters" / "run_template"  # programs of their own, which Reconv does not import
 PICKLE_IN_MEMORY = {"reconv/data/pipeline/workers/shared_pickle.py"}
 
 

@@ -79,7 +79,7 @@ def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: py
     (tmp_path / "empty").mkdir()
     cases = {
         "quickstart": r"(?s)no such run.*runs/quickstart",
-        "absent": r"(?s)no such run.*reconv train",
+        "absent": r"(?s)no such run.*use one of runs/quickstart/1",
         "empty": "not a run directory",
         "runs": r"(?s)several recipes.*quickstart",
         str(run.path): r"(?s)no valid checkpoint.*nothing was saved yet",

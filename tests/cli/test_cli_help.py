@@ -60,6 +60,7 @@ def test_all_documented_commands_exist() -> None:
         "status",
         "eval",
         "predict",
+        "inspect",
         "serve",
         "average",
         "recipes",

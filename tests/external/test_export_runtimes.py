@@ -16,7 +16,7 @@ from detector_example import write_recipe
 from export_examples import example_recipe, write_photographs, write_weights
 
 import reconv
-from reconv.export.run import ExportResult
+from reconv.exporters.run import ExportResult
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'reconv[onnx]'")
 openvino = pytest.importorskip("openvino", reason="pip install 'reconv[openvino]'")

@@ -40,10 +40,10 @@ from reconv.recipe.parts.data import DataConfig
 from reconv.report.html import render
 from reconv.serve.http.protocol import parse_infer
 from reconv.serve.http.request_images import split_body
-from reconv.serve.limits import ApiError
+from reconv.serve.limits import ApiError, Limits
 
 TARGETS: dict[str, Target] = {}
-_MAX_IMAGES = 16
+_LIMITS = Limits(max_images=16)
 
 Parse = Callable[[bytes], object]
 
@@ -290,7 +290,7 @@ def _(folder: Path) -> Parse:
 def _(folder: Path) -> Parse:
     def parse(data: bytes) -> list[bytes]:
         content_type, _, body = data.partition(b"\n")
-        return split_body(content_type.decode("latin-1"), body, _MAX_IMAGES)
+        return split_body(content_type.decode("latin-1"), body, _LIMITS)
 
     return parse
 
@@ -308,6 +308,6 @@ def _(folder: Path) -> Parse:
         """The JSON up to an empty line, then binary data."""
         text, separator, binary = data.partition(b"\n\n")
         length = str(len(text)) if separator else None
-        return parse_infer(text + binary, length, predictor, _MAX_IMAGES)
+        return parse_infer(text + binary, length, predictor, _LIMITS)
 
     return parse

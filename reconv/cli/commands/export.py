@@ -87,7 +87,7 @@ def export(
 
 
 def _print_result(result: ExportResult) -> None:
-    from reconv.export.model_card import int8_line
+    from reconv.exporters.model_card import int8_line
 
     report = result.report
     size = sum(file.stat().st_size for file in result.folder.glob(f"{result.model.stem}.*")) / 1e6

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.export.run import ExportResult
+from reconv.exporters.run import ExportResult
 
 
 @pytest.fixture(scope="session")

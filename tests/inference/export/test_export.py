@@ -21,9 +21,9 @@ from PIL import Image
 import reconv
 from reconv.checkpoint.run_identity import read_identity
 from reconv.core.errors import DataError, ExitCode, ExportError, RunLockedError, UsageError
-from reconv.export import run as export_run
-from reconv.export.folder import ExportFolder
-from reconv.export.run import ExportResult
+from reconv.exporters import run as export_run
+from reconv.exporters.folder import ExportFolder
+from reconv.exporters.run import ExportResult
 from reconv.logging.run_dir import RunDir
 
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 import reconv
 from reconv.data.boxes.annotations import make_annotation
 from reconv.detection.postprocess import PostprocessConfig, postprocess
-from reconv.export.detector import ExportDetector, NMSOperation
-from reconv.export.gate.boxes import BoxRules, compare_boxes, compare_detections
-from reconv.export.gate.check import Reference
-from reconv.export.gate.images import GateImage
-from reconv.export.metadata import NMSRules
-from reconv.export.run_script import run_script
+from reconv.exporters.detector import ExportDetector, NMSOperation
+from reconv.exporters.gate.boxes import BoxRules, compare_boxes, compare_detections
+from reconv.exporters.gate.check import Reference
+from reconv.exporters.gate.images import GateImage
+from reconv.exporters.metadata import NMSRules
+from reconv.exporters.run_script import run_script
 from reconv.inference.backends.onnx_file import quiet_exporter, trace
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.parts.data import PreprocessConfig

@@ -13,11 +13,11 @@ from safetensors import safe_open
 
 import reconv
 from reconv.core.errors import UsageError
-from reconv.export.formats.torch_export import trace
-from reconv.export.formats.weights import write_torchvision_pth
-from reconv.export.metadata import ExportMetadata
-from reconv.export.package_networks import find_package_network, timm_names
-from reconv.export.targets import ExportOptions
+from reconv.exporters.formats.torch_export import trace
+from reconv.exporters.formats.weights import write_torchvision_pth
+from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.package_networks import find_package_network, timm_names
+from reconv.exporters.targets import ExportOptions
 from reconv.inference.backends.whole_model import ExportClassifier, example_images
 from reconv.inference.predictor import Predictor
 from reconv.models import build_model

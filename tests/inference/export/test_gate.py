@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 import reconv
 from reconv.core.errors import ExportError
-from reconv.export.gate import check as gate
-from reconv.export.gate.images import GateImage, GateImages, collect_images
+from reconv.exporters.gate import check as gate
+from reconv.exporters.gate.images import GateImage, GateImages, collect_images
 from reconv.inference.predictor import Predictor, no_log
 
 Case = tuple[gate.Reference, GateImages, Path]

@@ -12,7 +12,7 @@ from export_examples import example_recipe, write_photographs, write_weights
 from PIL import Image
 
 from reconv.core.errors import DataError
-from reconv.export.gate.images import GateImages, collect_images
+from reconv.exporters.gate.images import GateImages, collect_images
 from reconv.inference.predictor import Predictor
 
 CLASSES = ("ant", "bee")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import reconv
-from reconv.export.run import ExportResult
+from reconv.exporters.run import ExportResult
 
 PAGE = Path(__file__).parents[3] / "docs/tutorials/onnxruntime.md"
 

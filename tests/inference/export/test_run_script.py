@@ -14,9 +14,9 @@ from export_examples import odd_images
 
 from reconv.data.decode.pillow import decode_image
 from reconv.data.transforms.host_transforms import eval_transform
-from reconv.export.metadata import ExportMetadata
-from reconv.export.run_script import run_script
-from reconv.export.targets import TARGETS
+from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.run_script import run_script
+from reconv.exporters.targets import TARGETS
 from reconv.recipe.parts.data import PreprocessConfig
 
 IMAGES = odd_images()

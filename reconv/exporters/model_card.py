@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from reconv.core.text import printable
 from reconv.core.version import __version__
 from reconv.data.transforms.host_transforms import resized_shorter_side
-from reconv.export.metadata import ExportMetadata
+from reconv.exporters.metadata import ExportMetadata
 from reconv.logging.run_dir import RunDir
 from reconv.report.summary import read_summary
 
 if TYPE_CHECKING:
-    from reconv.export.targets import ExportTarget
+    from reconv.exporters.targets import ExportTarget
 
 _NUM_CLASSES_SHOWN = 20
 

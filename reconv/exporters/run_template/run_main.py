@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from reconv.export.run_template.with_onnxruntime import load_model
+from reconv.exporters.run_template.with_onnxruntime import load_model
 
 FOLDER = Path(__file__).resolve().parent
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import KEY, WeightsMetadata, to_header
 from reconv.core.errors import UsageError
-from reconv.export.folder import write_json
-from reconv.export.metadata import ExportMetadata
-from reconv.export.package_networks import PackageNetwork, find_package_network, timm_names
+from reconv.exporters.folder import write_json
+from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.package_networks import PackageNetwork, find_package_network, timm_names
 from reconv.inference.backends.whole_model import ExportClassifier
 from reconv.inference.predictor import Predictor
 from reconv.models.external import import_package
@@ -22,7 +22,7 @@ from reconv.recipe.parts.code import names_code
 from reconv.storage.files import write_atomic
 
 if TYPE_CHECKING:
-    from reconv.export.targets import ExportOptions, ExportTarget
+    from reconv.exporters.targets import ExportOptions, ExportTarget
 
 SAFETENSORS_FILE = "model.safetensors"
 PTH_FILE = "model.pth"

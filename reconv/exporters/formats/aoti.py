@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from reconv.export.formats.torch_export import MODEL_FILE, quiet_exporter, trace
-from reconv.export.metadata import ExportMetadata
+from reconv.exporters.formats.torch_export import MODEL_FILE, quiet_exporter, trace
+from reconv.exporters.metadata import ExportMetadata
 
 if TYPE_CHECKING:
-    from reconv.export.targets import ExportOptions
+    from reconv.exporters.targets import ExportOptions
 
 
 def write_aoti(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.export.gate.check import USE_DATA, GateResult, Reference, compare_pixels
-from reconv.export.gate.images import GateImage
+from reconv.exporters.gate.check import USE_DATA, GateResult, Reference, compare_pixels
+from reconv.exporters.gate.images import GateImage
 from reconv.inference.backends.average_precision import average_precision, boxes_of
 
 SCORE_BOUND = 1e-4

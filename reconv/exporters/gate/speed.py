@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.export.gate.check import run_isolated
+from reconv.exporters.gate.check import run_isolated
 
 BATCH_SIZES = (1, 16)
 NUM_ROUNDS = 15

@@ -20,7 +20,7 @@ from reconv.build.task_builder import build_postprocess
 from reconv.core.errors import DataError, ExportError
 from reconv.data.transforms.device_transforms import Normalize
 from reconv.data.transforms.host_transforms import eval_transform
-from reconv.export.gate.images import GateImage, GateImages
+from reconv.exporters.gate.images import GateImage, GateImages
 from reconv.inference.backends.average_precision import detection_outputs
 from reconv.inference.image_input import ImageFile, to_pil
 from reconv.inference.model_evaluation import LogFunction

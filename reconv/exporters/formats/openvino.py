@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from reconv.export.metadata import ExportMetadata
+from reconv.exporters.metadata import ExportMetadata
 from reconv.inference.backends import onnx_file
 
 if TYPE_CHECKING:
-    from reconv.export.targets import ExportOptions
+    from reconv.exporters.targets import ExportOptions
 
 MODEL_FILE = "model.xml"  # the graph; the weights are beside it, in model.bin
 SECTION = "reconv"  # of the runtime information

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from reconv.export.folder import SETTINGS
-from reconv.export.metadata import ExportMetadata
+from reconv.exporters.folder import SETTINGS
+from reconv.exporters.metadata import ExportMetadata
 
 if TYPE_CHECKING:
-    from reconv.export.targets import ExportOptions
+    from reconv.exporters.targets import ExportOptions
 
 MODEL_FILE = "model.pt2"
 BATCH = "batch"  # the name of the dynamic dimension

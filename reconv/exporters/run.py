@@ -16,16 +16,16 @@ from reconv.checkpoint.locate import LocatedWeights
 from reconv.core.custom_code import TrustCode
 from reconv.core.errors import ExportError, UsageError
 from reconv.core.machine import Machine, usable_cores
-from reconv.export.detector import ExportDetector
-from reconv.export.folder import REPORT, SETTINGS, ExportFolder, write_json
-from reconv.export.gate import check as gate
-from reconv.export.gate.boxes import BoxRules, compare_detections
-from reconv.export.gate.images import collect_images
-from reconv.export.gate.speed import measure_speed
-from reconv.export.metadata import ExportMetadata
-from reconv.export.model_card import model_card
-from reconv.export.run_script import run_script
-from reconv.export.targets import ExportOptions, ExportTarget, find_target
+from reconv.exporters.detector import ExportDetector
+from reconv.exporters.folder import REPORT, SETTINGS, ExportFolder, write_json
+from reconv.exporters.gate import check as gate
+from reconv.exporters.gate.boxes import BoxRules, compare_detections
+from reconv.exporters.gate.images import collect_images
+from reconv.exporters.gate.speed import measure_speed
+from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.model_card import model_card
+from reconv.exporters.run_script import run_script
+from reconv.exporters.targets import ExportOptions, ExportTarget, find_target
 from reconv.inference.backends.quantize import MAX_DROP, U8
 from reconv.inference.backends.whole_model import ExportClassifier, example_images
 from reconv.inference.calibration import CalibrationSource

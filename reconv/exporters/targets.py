@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from reconv.core.errors import UsageError
-from reconv.export.detector import NMSOperation
-from reconv.export.formats import aoti as aoti_file
-from reconv.export.formats import openvino as openvino_file
-from reconv.export.formats import torch_export as torch_export_file
-from reconv.export.formats import weights as weights_file
-from reconv.export.metadata import ExportMetadata
+from reconv.exporters.detector import NMSOperation
+from reconv.exporters.formats import aoti as aoti_file
+from reconv.exporters.formats import openvino as openvino_file
+from reconv.exporters.formats import torch_export as torch_export_file
+from reconv.exporters.formats import weights as weights_file
+from reconv.exporters.metadata import ExportMetadata
 from reconv.inference.backends import onnx_file
 from reconv.inference.backends.quantize import U8, quantize_onnx, quantize_openvino
 from reconv.inference.predictor import Predictor
