@@ -15,6 +15,7 @@ from reconv.core.errors import UsageError
 
 _FIRST_PORT, _NUM_PORTS = 20000, 20000  # for jobs without MASTER_PORT: below the ephemeral range
 _LAST_PORT = 65535
+_MAX_RANKS_PER_NODE = 256
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # job names of interactive Slurm jobs
 _LOCALHOST = "127.0.0.1"
 SECRET_VARIABLE = "RECONV_SECRET"  # the same for all ranks; without it rank 0 makes one, and nobody proves it
@@ -44,6 +45,24 @@ class LaunchEnv:
 
 
 SINGLE_PROCESS = LaunchEnv()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnv:
+    """The place of this node among several, as set by what starts one process on each: Kubeflow Trainer, Ray."""
+
+    node_rank: int
+    num_nodes: int
+    ranks_per_node: int
+    master_addr: str
+    master_port: int
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks on all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+
 BACKEND_VARIABLE = "RECONV_DIST_BACKEND"
 
 
@@ -61,6 +80,52 @@ def read_launch_env(environment: Mapping[str, str] | None = None) -> LaunchEnv:
     return SINGLE_PROCESS
 
 
+def read_node_env(environment: Mapping[str, str] | None = None) -> NodeEnv | None:
+    """The nodes over which this process spreads its ranks, from torchrun's own PET_* variables; None for one rank.
+
+    Processes that already are ranks ignore them: torchrun passes them on.
+    """
+    environment = os.environ if environment is None else environment
+    if "PET_NNODES" not in environment or "RANK" in environment:
+        return None
+    number = _number_reader(environment, "the launcher of this node")
+    node = NodeEnv(
+        node_rank=number("PET_NODE_RANK") if "PET_NODE_RANK" in environment else 0,
+        num_nodes=number("PET_NNODES"),
+        ranks_per_node=_ranks_per_node(environment.get("PET_NPROC_PER_NODE", "1")),
+        master_addr=environment.get("PET_MASTER_ADDR", _LOCALHOST),
+        master_port=_port(environment, "PET", "PET_MASTER_PORT"),
+    )
+    if node.num_nodes < 1 or node.node_rank >= node.num_nodes:
+        raise UsageError(
+            f"inconsistent nodes: node {node.node_rank} of {node.num_nodes}",
+            where="environment",
+            why="read from PET_NODE_RANK and PET_NNODES; nodes count from 0",
+            then="set both, the same number of nodes on each, or unset them",
+        )
+    return node if node.world_size > 1 else None
+
+
+def _ranks_per_node(text: str) -> int:
+    if text in ("auto", "gpu"):  # as torchrun reads them, except that one rank uses all cores of a CPU
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    if not text.isdecimal() or not 0 < int(text) <= _MAX_RANKS_PER_NODE:
+        raise UsageError(
+            f"PET_NPROC_PER_NODE is {text!r}, not a number of ranks",
+            where="environment",
+            then="set the number of devices of each node, or `auto`",
+        )
+    return int(text)
+
+
+def planned_world_size(devices: int | None) -> int:
+    """The number of ranks that a command with `--devices` trains with."""
+    node = read_node_env()
+    return node.world_size if node is not None else devices or read_launch_env().world_size
+
+
 def requested_backend(environment: Mapping[str, str] | None = None) -> str | None:
     """The backend of torch.distributed that the environment asks for: nccl or gloo; None: that of the device.
 
@@ -70,6 +135,23 @@ def requested_backend(environment: Mapping[str, str] | None = None) -> str | Non
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"{BACKEND_VARIABLE}={backend}: it is nccl or gloo", then=f"unset {BACKEND_VARIABLE}")
     return backend
+
+
+def num_local_ranks(devices: int | None, launch_env: LaunchEnv) -> int | None:
+    """The number of ranks to start on this machine; None if this process is one itself.
+
+    Raises `UsageError` if a launcher has already started them.
+    """
+    node = read_node_env()
+    if node is None:
+        return devices if must_launch(devices, launch_env) else None
+    if devices not in (None, node.ranks_per_node):
+        raise UsageError(
+            f"--devices {devices} contradicts PET_NPROC_PER_NODE={node.ranks_per_node}",
+            why="what has started this process gives each node a number of ranks",
+            then="drop --devices",
+        )
+    return node.ranks_per_node
 
 
 def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
@@ -211,12 +293,12 @@ def _slurm_tasks_on_node(environment: Mapping[str, str]) -> int | None:
     return counts[node] if node < len(counts) else None
 
 
-def _port(environment: Mapping[str, str], job: str) -> int:
-    """MASTER_PORT, or a port derived from the job's id, so that two jobs on one machine do not collide."""
-    given = environment.get("MASTER_PORT")
+def _port(environment: Mapping[str, str], job: str, name: str = "MASTER_PORT") -> int:
+    """The port of a variable, or one derived from the job's id, as two jobs on a machine must not collide."""
+    given = environment.get(name)
     if given and not (given.isdecimal() and 0 < int(given) <= _LAST_PORT):
         raise UsageError(
-            f"MASTER_PORT is {given!r}, not a port",
+            f"{name} is {given!r}, not a port",
             where="environment",
             then=f"set it to a number from 1 to {_LAST_PORT}, the same for all processes, or unset it",
         )

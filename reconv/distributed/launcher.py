@@ -1,7 +1,7 @@
 """Starts the processes of --devices and --elastic on this machine, by torch's elastic multiprocessing in this process.
 
 With --devices there is no rendezvous: the ranks meet in a folder that only this user can read, and nothing listens on
-the network.
+the network. If this machine is one node of several, rank 0 of all listens at the address that their launcher has set.
 When `launch` returns or raises, no process is left.
 """
 
@@ -24,7 +24,13 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 
 from reconv.core.errors import InterruptedRunError, ReconvError, TerminatedError
 from reconv.core.stop_signals import handled_stop_signals
-from reconv.distributed.environment import FAILURE_DIR_VARIABLE, SECRET_VARIABLE, read_launch_env
+from reconv.distributed.environment import (
+    FAILURE_DIR_VARIABLE,
+    SECRET_VARIABLE,
+    NodeEnv,
+    read_launch_env,
+    read_node_env,
+)
 from reconv.distributed.failure import choose_failure, read_failures, write_failure
 from reconv.distributed.rank_store import new_secret
 from reconv.storage.temporary_folder import temporary_folder
@@ -36,7 +42,7 @@ _PRELOADED = ["reconv.api", "reconv.distributed.torch_group", "torch._dynamo"]  
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in `num_processes` processes. Returns the result of rank 0, or raises the error of a rank.
+    """Run `work(*args)` in `num_processes` processes. Returns the result of the first, or raises the error of a rank.
 
     `work` must be a module-level function; its arguments and its result are pickled.
     """
@@ -45,8 +51,11 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
 
 
 def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-    secret = new_secret()
-    variables = [_variables(rank, num_processes, folder, secret) for rank in range(num_processes)]
+    node = read_node_env()
+    variables = [_variables(rank, num_processes, folder, node) for rank in range(num_processes)]
+    if node is None:  # else all nodes have a secret already, or none
+        secret = new_secret()
+        variables = [{**shared, SECRET_VARIABLE: secret} for shared in variables]
     ended: list[RunProcsResult] = []
     raised: list[BaseException] = []
 
@@ -68,7 +77,8 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
         return result
     if signals and not read_failures(folder):  # before there was anything to save
         raise KeyboardInterrupt if signals[0] == signal.SIGINT else TerminatedError("stopped before the first step")
-    raise raised[0] if raised else failure_of(ended[0], folder)
+    first_rank = 0 if node is None else node.node_rank * num_processes
+    raise raised[0] if raised else failure_of(ended[0], folder, first_rank)
 
 
 def start_ranks(
@@ -115,16 +125,19 @@ def failure_of(outcome: RunProcsResult, folder: Path, first_rank: int = 0) -> Re
     return choose_failure(read_failures(folder), first_rank + first.local_rank, first.exitcode, first.pid, text)
 
 
-def _variables(rank: int, num_processes: int, folder: Path, secret: str) -> dict[str, str]:
+def _variables(local_rank: int, num_processes: int, folder: Path, node: NodeEnv | None) -> dict[str, str]:
     """The environment of one rank."""
+    first, world_size = (0, num_processes) if node is None else (node.node_rank * num_processes, node.world_size)
+    addresses = {"MASTER_ADDR": "127.0.0.1"}
+    if node is not None:
+        addresses = {"MASTER_ADDR": node.master_addr, "MASTER_PORT": str(node.master_port)}
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_RANK": str(rank),
+        "RANK": str(first + local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
+        **addresses,
         FAILURE_DIR_VARIABLE: str(folder),
-        SECRET_VARIABLE: secret,
     }
 
 

@@ -12,7 +12,7 @@ from reconv.cluster.elastic_config import ElasticConfig
 from reconv.cluster.elastic_run import train_elastic
 from reconv.core.custom_code import CodeConsent
 from reconv.core.errors import UsageError
-from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.environment import num_local_ranks, planned_world_size, read_launch_env
 from reconv.logging.events import Event
 from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
@@ -102,7 +102,7 @@ def train(
     objects.set_list("metrics", metrics)
     objects.set_list("callbacks", callbacks)
     path = name_datasets(objects, data)
-    world_size = devices or read_launch_env().world_size
+    world_size = planned_world_size(devices)
     fields = {
         "epochs": ("length", None if epochs is None else f"{Decimal(repr(epochs)).normalize():f}ep"),
         "batch_size": ("batch.size", batch_size),
@@ -119,7 +119,7 @@ def train(
     keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
     fitted = fit_to_objects(objects, loss, data) if recipe is None else []
     config = _elastic_config(elastic, rendezvous, devices)
-    if on_event is not None and (config is not None or must_launch(devices, read_launch_env())):
+    if on_event is not None and (config is not None or num_local_ranks(devices, read_launch_env()) is not None):
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )

@@ -21,7 +21,13 @@ from reconv.core.machine import Machine, available_memory_bytes
 from reconv.data.dataset import Dataset
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
-from reconv.distributed.environment import SECRET_VARIABLE, must_launch, read_launch_env, requested_backend
+from reconv.distributed.environment import (
+    SECRET_VARIABLE,
+    num_local_ranks,
+    read_launch_env,
+    read_node_env,
+    requested_backend,
+)
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.console import make_console
 from reconv.logging.events import LogMessage
@@ -71,16 +77,19 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
 
     For several processes the function must be importable, and its arguments and result must be picklable.
     """
-    if devices is None or not must_launch(devices, read_launch_env()):
+    num_ranks = num_local_ranks(devices, read_launch_env())
+    if num_ranks is None:
         return function(args, *more)
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
     provide(args.objects)  # here too, for an evaluation of the run that comes after it
     check_picklable(args.objects)
     take_run_back(args)
-    check_num_devices(devices, args.device, resolve_recipe(args).recipe)
-    check_out_is_free(args.out, args.resume)
-    return launch(devices, function, args, *more)
+    node = read_node_env()
+    check_num_devices(num_ranks, args.device, resolve_recipe(args).recipe, 1 if node is None else node.num_nodes)
+    if node is None or node.node_rank == 0:  # the others may come when rank 0 has made it
+        check_out_is_free(args.out, args.resume)
+    return launch(num_ranks, function, args, *more)
 
 
 def take_run_back(args: RunArgs) -> None:
@@ -193,9 +202,9 @@ def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:
         require_trust([("model.name", recipe.model.name)], recipe.code_path, trust_code, where)
 
 
-def check_num_devices(devices: int, device: str, recipe: Recipe) -> None:
+def check_num_devices(devices: int, device: str, recipe: Recipe, num_nodes: int = 1) -> None:
     """Refuse more processes than the batch or this machine allow, before any is started."""
-    split_batch(recipe, num_copies(recipe, devices))
+    split_batch(recipe, num_copies(recipe, devices * num_nodes))
     check_machine_has(devices, device)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from reconv.core.errors import UsageError
-from reconv.distributed.environment import LaunchEnv, first_node, read_launch_env, requested_backend
+from reconv.distributed.environment import (
+    LaunchEnv,
+    NodeEnv,
+    first_node,
+    num_local_ranks,
+    planned_world_size,
+    read_launch_env,
+    read_node_env,
+    requested_backend,
+)
 from reconv.distributed.process_group import ProcessGroup
 
 TORCHRUN = {
@@ -146,3 +155,42 @@ def test_an_invalid_port_is_an_error(port: str) -> None:
     for launcher in (TORCHRUN, OPEN_MPI, SLURM):
         with pytest.raises(UsageError, match="MASTER_PORT"):
             read_launch_env({**launcher, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port})
+
+
+PET = {
+    "PET_NNODES": "3",
+    "PET_NODE_RANK": "2",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_MASTER_ADDR": "node0",
+    "PET_MASTER_PORT": "29400",
+}
+
+
+def test_a_node_among_several_is_read_from_torchruns_own_variables() -> None:
+    node = read_node_env(PET)
+    assert node == NodeEnv(2, 3, 4, "node0", 29400)
+    assert node is not None and node.world_size == 12
+    assert read_node_env({**PET, "PET_NPROC_PER_NODE": "auto"}) == NodeEnv(2, 3, 1, "node0", 29400)
+
+
+def test_ranks_and_single_processes_have_no_nodes_to_start() -> None:
+    assert read_node_env({**PET, **TORCHRUN}) is None  # torchrun has been configured by them
+    assert read_node_env({"PET_NNODES": "1"}) is None
+    assert read_node_env({}) is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"PET_NODE_RANK": "3"}, {"PET_NNODES": "many"}, {"PET_NPROC_PER_NODE": "0"}, {"PET_MASTER_PORT": "0"}]
+)
+def test_impossible_nodes_are_errors(changes: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(changes))}|inconsistent nodes"):
+        read_node_env({**PET, **changes})
+
+
+def test_a_node_starts_its_own_ranks_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PET.items():
+        monkeypatch.setenv(name, value)
+    assert num_local_ranks(None, LaunchEnv()) == num_local_ranks(4, LaunchEnv()) == 4
+    assert planned_world_size(None) == 12
+    with pytest.raises(UsageError, match="--devices 2 contradicts PET_NPROC_PER_NODE=4"):
+        num_local_ranks(2, LaunchEnv())

@@ -28,7 +28,7 @@ from reconv.cli.options import (
 )
 from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.core.errors import UsageError
-from reconv.distributed.environment import read_launch_env
+from reconv.distributed.environment import planned_world_size, read_launch_env
 
 _DRY_RUN_STEPS = 10
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def train(
       reconv train resnet50 --data s3://bucket/imagenet --out s3://bucket/runs/1 --resume
       reconv train resnet50 --data /imagenet --out /shared/run --elastic 1:4 --rendezvous node1:29400
     """
-    overrides = recipe_overrides(options, devices or read_launch_env().world_size)
+    overrides = recipe_overrides(options, planned_world_size(devices))
     silence_torch()
     start_cuda(device, 1 if elastic else devices)
     args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file, trust_code)
