@@ -74,6 +74,33 @@ def training_rows(content: Any) -> Iterator[Row]:
                 )
 
 
+def fuse_rows(content: Any) -> Iterator[Row]:
+    """Images per second of each network with fused kernels, from the JSON of `benchmarks.fuse_networks`."""
+    for network, ways in content["networks"].items():
+        rates = {way: found["images_per_s"] for way, found in ways.items() if "images_per_s" in found}
+        if "fuse" not in rates:
+            continue
+        windows = ways["fuse"]["windows"]
+        pairs = [ways.get(way, {}) for way in ("fuse", "compile")]
+        seconds = [f"{way['first_step_s']:.1f}" for way in pairs if "first_step_s" in way]
+        differences = [f"{way['loss_difference']['max']:.4f}" for way in pairs if "loss_difference" in way]
+        yield Row(
+            name=network,
+            value=rates["fuse"],
+            unit="images/s",
+            low=min(windows),
+            high=max(windows),
+            n=len(windows),
+            baseline=rates.get("compile"),
+            more={
+                "eager": f"{rates['eager']:,.0f}" if "eager" in rates else "",
+                "fuse + compile": f"{rates['fuse+compile']:,.0f}" if "fuse+compile" in rates else "",
+                "first step, s": ", ".join(seconds),
+                "largest difference from eager losses": ", ".join(differences),
+            },
+        )
+
+
 def inference_rows(content: Any) -> Iterator[Row]:
     """Inference throughput and latency of each network and batch size, from the JSON of `benchmarks.throughput`."""
     for network, measured in content["networks"].items():
@@ -174,6 +201,16 @@ CASES = {
             hardware="cuda",
             sources=ENGINE,
             rows=training_rows,
+            baseline="torch.compile",
+        ),
+        Case(
+            name="fuse-h200",
+            title="timm's networks in a plain loop, channels_last, bf16 autocast, 224 px, batch 256",
+            command="python -m benchmarks.fuse_networks --json {json}",
+            hardware="cuda",
+            sources=("reconv/kernels",),
+            rows=fuse_rows,
+            value="`reconv.fuse`",
             baseline="torch.compile",
         ),
         Case(

@@ -15,7 +15,7 @@ from benchmarks import charts
 from benchmarks.cases import CASES, HEADLINES, Case
 from benchmarks.results import DATA, ROOT, Result, Row, load
 
-PAGES = ("README.md", "docs/index.md", "docs/results/*.md")
+PAGES = ("README.md", "docs/index.md", "docs/how-to/fuse.md", "docs/results/*.md")
 CHART_LIMIT = 4  # a ratio above it would make all other bars short
 IMAGES = ROOT / "docs" / "images" / "results"
 BLOCK = re.compile(r"(<!-- (figures|chart): ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -91,7 +91,9 @@ def ratio(row: Row) -> str:
 
 def _block(kind: str, name: str, page: Path) -> str:
     if kind == "figures":
-        return headlines() if name == "headlines" else table(CASES[name], load(name))
+        if name == "headlines":
+            return headlines()
+        return table(CASES[name], load(name)) if name in stored_cases() else "\nNot measured yet.\n\n"
     folder = os.path.relpath(IMAGES, page.parent)
     light, dark = (f"{folder}/{name}-{palette}.svg" for palette in ("light", "dark"))
     return (

@@ -10,7 +10,7 @@ Networks of other packages are recognized by what their blocks compute (`block_g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import nn
 
@@ -81,7 +81,8 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
 }
 # Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
 _FAMILIES = (*_BLOCKS, Extra, SSD, FastNet)
-_MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks: larger ones were not tested
+_MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks
+DEPTHWISE_7 = "depthwise 7x7"  # of stride 1, with or without a bias: a pattern that is fused on request
 
 
 def fuse(model: nn.Module) -> int:
@@ -90,10 +91,16 @@ def fuse(model: nn.Module) -> int:
     return num_swapped + (_fuse_dropouts(model) if num_swapped else 0)  # for them alone no network has kernels
 
 
-def fuse_layers(model: nn.Module, is_traceable: Callable[[nn.Module], bool] = has_known_code) -> int:
-    """The same without dropouts; `is_traceable` says which blocks of other packages may be traced."""
+def fuse_layers(
+    model: nn.Module,
+    is_traceable: Callable[[nn.Module], bool] = has_known_code,
+    patterns: Collection[str] = (),
+) -> int:
+    """The same without dropouts; `is_traceable` says which blocks of other packages may be traced, `patterns` what is
+    fused in them besides."""
     num_swapped = _fuse(model, in_family=False)
-    return num_swapped + (_fuse_external(model, is_traceable) if _has_external_norm(model) else 0)
+    is_wanted = _has_external_norm(model) or DEPTHWISE_7 in patterns
+    return num_swapped + (_fuse_external(model, is_traceable, patterns) if is_wanted else 0)
 
 
 def plain_classes() -> dict[type[nn.Module], type[nn.Module]]:
@@ -134,7 +141,7 @@ def _fuse_dropouts(model: nn.Module) -> int:
 
 def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) -> type[nn.Module] | None:
     if in_family and isinstance(module, nn.Conv2d):
-        return fused_conv_class(module)
+        return fused_conv_class(module) if module.bias is None else None
     if in_family and type(module) is nn.MaxPool2d:
         return _fused_pool_class(module)
     if type(module) in _BLOCKS:
@@ -144,6 +151,12 @@ def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) ->
 
 def _fused_pool_class(module: nn.Module) -> type[nn.Module] | None:
     return FusedMaxPool2d if type(module) is nn.MaxPool2d and pool_window(module) is not None else None
+
+
+def is_depthwise_7(conv: nn.Conv2d) -> bool:
+    """Whether kernels compute a convolution as the pattern of this name."""
+    is_same = (conv.kernel_size, conv.stride, conv.padding_mode) == ((7, 7), (1, 1), "zeros")
+    return is_same and fused_conv_class(conv) is FusedDepthwiseConv2d
 
 
 def _is_ours(module: nn.Module) -> bool:
@@ -157,22 +170,25 @@ def _has_external_norm(module: nn.Module) -> bool:
     return isinstance(module, FusedBatchNorm2d) or any(map(_has_external_norm, module.children()))
 
 
-def _fuse_external(module: nn.Module, is_traceable: Callable[[nn.Module], bool]) -> int:
+def _fuse_external(module: nn.Module, is_traceable: Callable[[nn.Module], bool], patterns: Collection[str]) -> int:
     """Swap what other packages' networks are made of; returns how many modules were swapped."""
     if _is_ours(module):
         return 0
-    num_swapped = sum(_fuse_external(child, is_traceable) for child in module.children())
-    fused = _external_class(module, is_traceable)
+    num_swapped = sum(_fuse_external(child, is_traceable, patterns) for child in module.children())
+    fused = _external_class(module, is_traceable, patterns)
     if fused is not None:
         module.__class__ = fused
     return num_swapped + (fused is not None)
 
 
-def _external_class(module: nn.Module, is_traceable: Callable[[nn.Module], bool]) -> type[nn.Module] | None:
+def _external_class(
+    module: nn.Module, is_traceable: Callable[[nn.Module], bool], patterns: Collection[str]
+) -> type[nn.Module] | None:
     if isinstance(module, nn.Conv2d):
         fused = fused_conv_class(module) if module.padding_mode == "zeros" else None
-        is_large = fused is FusedDepthwiseConv2d and module.kernel_size[0] > _MAX_DEPTHWISE
-        return None if is_large else fused
+        if fused is FusedDepthwiseConv2d and (module.kernel_size[0] > _MAX_DEPTHWISE or module.bias is not None):
+            return fused if DEPTHWISE_7 in patterns and is_depthwise_7(module) else None
+        return fused
     if type(module) is nn.MaxPool2d:
         window = pool_window(module)
         return FusedMaxPool2d if window is not None and window.side <= _MAX_POOL else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from reconv.kernels.fused.norm import (
 from reconv.kernels.pure_code import why_not_traced
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 
-_LEFT_ALONE = Path(__file__).with_name("left_alone.csv")  # class of a network, measured where, times as fast
+_LEFT_ALONE = Path(__file__).with_name("left_alone.csv")  # networks and patterns, times as fast, measured where
 _TORCH_LAYERS = "torch.nn.modules"
+_PATTERNS = {passes.DEPTHWISE_7}
 _OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -46,7 +47,7 @@ def fuse(
     inplace: bool = True,
     image: Sequence[int] | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    slower: bool = False,
+    everything: bool = False,
 ) -> FuseReport:
     """Make a model's layers and blocks compute with fused kernels in training; returns what was fused and what not.
 
@@ -59,21 +60,22 @@ def fuse(
         image: channels, height and width of the training images, to compile all kernels now and in parallel instead of
             one after another in the first step; needs a GPU
         dtype: that of the training images' activations, with `image`
-        slower: fuse networks, too, that were measured to be slower with kernels and are left alone otherwise
+        everything: fuse, too, what is left alone otherwise: what was measured to be slower with kernels, or not yet
     """
     if not inplace:
         model = copy.deepcopy(model)
     kind = (_plain_class(type(model)) or type(model)).__name__
     report = FuseReport(model, kind)
-    ratio = "" if slower else _measured_slower(model)
-    if ratio:
-        report.plain.append(PlainModule("", kind, f"measured {ratio} x as fast with kernels as without"))
+    left_alone = {} if everything else _left_alone()
+    network = f"{type(model).__module__}.{type(model).__qualname__}"
+    if network in left_alone:
+        report.plain.append(PlainModule("", kind, left_alone[network]))
         return report
     plain_classes = {name: type(module) for name, module in model.named_modules()}
     for module in model.modules():
         _fuse_norm(module)
-    passes.fuse_layers(model, _is_traceable)
-    _describe(report, plain_classes)
+    passes.fuse_layers(model, _is_traceable, _PATTERNS - left_alone.keys())
+    _describe(report, plain_classes, left_alone)
     if report:
         _keep_out_of_compiled_graphs()
         if image is not None:
@@ -132,11 +134,15 @@ def _why_norm_is_plain(norm: _BatchNorm) -> str:
     return ""
 
 
-def _measured_slower(model: nn.Module) -> str:
-    """How many times as fast a network is with kernels, if that is less than once; empty if it is not in the table."""
+@cache
+def _left_alone() -> dict[str, str]:
+    """The networks and patterns that are left alone, and why."""
     with _LEFT_ALONE.open(encoding="utf-8", newline="") as file:
-        table = {row["network"]: row["times_as_fast"] for row in csv.DictReader(file)}
-    return table.get(f"{type(model).__module__}.{type(model).__qualname__}", "")
+        return {row["name"]: _why_left_alone(row["times_as_fast"]) for row in csv.DictReader(file)}
+
+
+def _why_left_alone(ratio: str) -> str:
+    return f"measured {ratio} x as fast with kernels as without" if ratio else "its kernels were not measured yet"
 
 
 @cache
@@ -150,13 +156,13 @@ def _plain_class(kind: type[nn.Module]) -> type[nn.Module] | None:
     return made if made is not None else _static_plain_classes().get(kind)
 
 
-def _describe(report: FuseReport, plain_classes: dict[str, type[nn.Module]]) -> None:
+def _describe(report: FuseReport, plain_classes: dict[str, type[nn.Module]], left_alone: Mapping[str, str]) -> None:
     """Fill a report by comparing each module's class with the one it had."""
     for name, module in report.model.named_modules():
         was = plain_classes[name]
         if _plain_class(type(module)) is not None:
             report.fused.append(FusedModule(name, (_plain_class(was) or was).__name__, _computes(module)))
-        elif why := _why_plain(module):
+        elif why := _why_plain(module, left_alone):
             report.plain.append(PlainModule(name, was.__name__, why))
     if report and not torch.cuda.is_available():
         report.notes.append("there is no CUDA GPU here, so the model runs its own code")
@@ -181,8 +187,10 @@ def _graph_text(graph: BlockGraph | None) -> str:
     return "residual sum and activation" if graph.act else "residual sum"
 
 
-def _why_plain(module: nn.Module) -> str:
+def _why_plain(module: nn.Module, left_alone: Mapping[str, str]) -> str:
     """Why a module that kernels might compute is not fused; empty for others, such as convolutions left to cuDNN."""
+    if isinstance(module, nn.Conv2d):
+        return left_alone.get(passes.DEPTHWISE_7, "") if passes.is_depthwise_7(module) else ""
     if isinstance(module, _BatchNorm):
         return _why_norm_is_plain(module)
     if isinstance(module, _OTHER_NORMS):

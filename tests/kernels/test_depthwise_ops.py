@@ -65,6 +65,34 @@ def test_output_and_weight_gradient_of_kernels_equal_torchs(
         assert_near(value, exactly, HALF_TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, config",
+    pairwise(
+        [(2, 24, 9, 7), (3, 8, 1, 1), (1, 72, 4, 6), (2, 16, 5, 14)],
+        [torch.float16, torch.bfloat16],
+        [CONV[7, 1], StripTile(4, 2, 1, 1000)],
+    ),
+    ids=str,
+)
+def test_kernels_of_7x7_with_a_bias_equal_torchs(
+    shape: tuple[int, ...], dtype: torch.dtype, config: StripTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in (CONV, WEIGHT_GRADIENT):
+        monkeypatch.setitem(table, (7, 1), config)
+    bias = torch.linspace(-2, 2, shape[1], dtype=dtype, requires_grad=True)
+    leaves = draw(shape, dtype, 0), draw((shape[1], 1, 7, 7), dtype, 1), bias
+    exact = [as_float64(leaf) for leaf in leaves]
+    x, weight, _ = leaves
+    assert supports_kernels(x, weight, 1) and not supports_kernels(x, weight, 2)
+    y, expected = depthwise_conv(x, weight, 1, bias), F.conv2d(*exact, padding=3, groups=shape[1])
+    dy = draw(shape, dtype, 3).detach()
+    y.backward(dy)
+    expected.backward(dy.double())
+    assert_near(y, expected, HALF_TOLERANCE[dtype])
+    for leaf, exactly in zip(leaves, exact, strict=True):
+        assert_near(leaf.grad, exactly.grad, HALF_TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("kernel, stride, dtype", pairwise([3, 5], [1, 2], [torch.float16, torch.bfloat16]), ids=str)
 def test_a_convolution_in_half_precision_uses_the_kernels(kernel: int, stride: int, dtype: torch.dtype) -> None:
     x, weight = draw((2, 24, 6, 7), dtype, 0), draw((24, 1, kernel, kernel), dtype, 1)
@@ -126,7 +154,7 @@ def test_a_second_derivative_is_refused() -> None:
         dx.square().sum().backward()
 
 
-@pytest.mark.parametrize("dtype, kernel", [(torch.float32, 3), (torch.float16, 7)], ids=str)
+@pytest.mark.parametrize("dtype, kernel", [(torch.float32, 3), (torch.float16, 9)], ids=str)
 def test_other_convolutions_are_left_to_cudnn(dtype: torch.dtype, kernel: int) -> None:
     x, weight = draw((1, 8, 5, 5), dtype, 0), draw((8, 1, kernel, kernel), dtype, 1)
     assert not supports_kernels(x, weight, 1)

@@ -120,6 +120,37 @@ def test_sums_of_a_users_block_are_fused_with_its_norms(launched: list[str]) -> 
     assert launched.count("batch_norm.normalize") == 5  # two per block, and the stem's: none for a norm of a shortcut
 
 
+class ConvNeXtBlock(nn.Module):
+    """Depthwise 7x7 with a bias, LayerNorm, two linear layers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv_dw = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels)
+        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(self.conv_dw(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def test_patterns_that_were_not_measured_are_fused_on_request(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    plain = ConvNeXtBlock(16)
+    assert [(row.name, row.why) for row in fuse(copy.deepcopy(plain)).plain] == [
+        ("conv_dw", "its kernels were not measured yet"),
+        ("norm", "there are no kernels for LayerNorm"),
+    ]
+    report = fuse(copy.deepcopy(plain), everything=True)
+    assert [(row.name, row.computes) for row in report.fused] == [("conv_dw", "DepthwiseConv2d")]
+    x = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.float16):
+        found, expected = step(report.model, x), step(plain, x)
+    for name, value in expected.items():
+        assert_near(found[name], value.double(), 1e-2)
+    assert {"depthwise.conv", "depthwise.weight_gradient"} <= set(launched)
+    assert type(unfuse(report.model).get_submodule("conv_dw")) is nn.Conv2d
+
+
 def test_names_classes_and_state_are_those_of_the_plain_model() -> None:
     plain = network("user's")
     model = copy.deepcopy(plain)

@@ -79,12 +79,14 @@ class FusedDepthwiseConv2d(nn.Conv2d):
             from reconv.kernels.ops.depthwise import depthwise_conv
 
             dtype = dispatch.conv_output_dtype(x)
-            return depthwise_conv(x.to(dtype), self.weight.to(dtype), self.stride[0])
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return depthwise_conv(x.to(dtype), self.weight.to(dtype), self.stride[0], bias)
         return super().forward(x)
 
     def forward_statistics(self, x: Tensor, norm: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor] | None:
         """The output and its statistics; None where separate kernels compute them."""
-        if not (self.training and dispatch.supports(x)) or len(x) != sum(groups):
+        is_supported = self.training and dispatch.supports(x) and self.bias is None
+        if not is_supported or len(x) != sum(groups):
             return None
         from reconv.kernels.ops.depthwise import depthwise_conv_statistics, supports_kernels
 
@@ -110,16 +112,19 @@ class FusedGroupedConv2d(nn.Conv2d):
 
 
 def fused_conv_class(conv: nn.Conv2d) -> type[nn.Conv2d] | None:
-    """The fused class of a convolution, or None."""
+    """The fused class of a convolution, or None. Of those with a bias only depthwise ones have one."""
     kernel, stride = conv.kernel_size[0], conv.stride[0]
     is_square = conv.kernel_size == (kernel, kernel) and conv.stride == (stride, stride)
     is_centered = conv.padding == (kernel // 2, kernel // 2) and kernel % 2 == 1 and conv.dilation == (1, 1)
-    if type(conv) is not nn.Conv2d or conv.bias is not None or not (is_square and is_centered):
+    if type(conv) is not nn.Conv2d or not (is_square and is_centered):
+        return None
+    is_depthwise = conv.in_channels == conv.out_channels == conv.groups
+    if stride <= 2 and kernel > 1 and is_depthwise and conv.groups > 1:
+        return FusedDepthwiseConv2d
+    if conv.bias is not None:
         return None
     if kernel in STEM_KERNELS and (stride, conv.groups) == (2, 1) and conv.in_channels <= MAX_STEM_CHANNELS:
         return FusedStemConv2d
-    if stride <= 2 and kernel > 1 and conv.in_channels == conv.out_channels == conv.groups:
-        return FusedDepthwiseConv2d
     size = conv.in_channels // conv.groups
     if (
         (kernel, stride) == (3, 1)

@@ -1,8 +1,8 @@
 """Depthwise convolutions, and the batch norm statistics of their output.
 
-Supports stride 1 or 2, an odd kernel padded by half of it, and one filter per channel. Values and gradients are those
-of F.conv2d up to the order of sums. In half precision kernels compute 3x3 and 5x5 convolutions. For others all is left
-to cuDNN, but for the input gradient at stride 2.
+Supports stride 1 or 2, an odd kernel padded by half of it, one filter per channel, and a bias. Values and gradients
+are those of F.conv2d up to the order of sums. In half precision kernels compute 3x3 and 5x5 convolutions, and 7x7 ones
+of stride 1. For others all is left to cuDNN, but for the input gradient at stride 2.
 
 On an H200 in bf16 at batch 256, cuDNN's passes at stride 1 took 1.5 to 4 times as long as memory bandwidth allows, and
 its input gradient of MobileNetV2's four layers of stride 2 took 1.5 ms instead of 0.3 (benchmarks/LOG.md).
@@ -47,13 +47,15 @@ CONV = {
     (5, 1): StripTile(7, 2, 4, 4),
     (3, 2): StripTile(4, 2, 4, 4),
     (5, 2): StripTile(7, 2, 4, 2),
+    (7, 1): StripTile(7, 1, 4, 3),  # not measured: 49 taps and 42 sums leave registers for one channel of a thread
 }
 WEIGHT_GRADIENT = {**CONV, (3, 2): StripTile(7, 2, 4, 2)}
 
 
-def depthwise_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """The depthwise convolution of x [n, channels, height, width] with weight [channels, 1, k, k]."""
-    output: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
+def depthwise_conv(x: Tensor, weight: Tensor, stride: int = 1, bias: Tensor | None = None) -> Tensor:
+    """The depthwise convolution of x [n, channels, height, width] with weight [channels, 1, k, k] and bias
+    [channels]."""
+    output: Tensor = _Depthwise.apply(x, weight, bias, stride)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -84,18 +86,19 @@ def supports_kernels(x: Tensor, weight: Tensor, stride: int) -> bool:
 
 class _Depthwise(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
         if supports_kernels(x, weight, stride):
-            return conv_output(x, weight, stride, CONV[weight.shape[-1], stride])
-        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=len(weight))
+            return conv_output(x, weight, stride, CONV[weight.shape[-1], stride], bias=bias)
+        return F.conv2d(x, weight, bias, stride=stride, padding=weight.shape[-1] // 2, groups=len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return *_gradients(dy, x, weight, ctx.stride, *ctx.needs_input_grad[:2]), None
+        dbias = dy.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return *_gradients(dy, x, weight, ctx.stride, *ctx.needs_input_grad[:2]), dbias, None
 
 
 class _DepthwiseStatistics(Function):
@@ -139,13 +142,18 @@ def _gradients(
     return dx, dweight
 
 
-def conv_output(x: Tensor, weight: Tensor, stride: int, config: StripTile, *, flip: bool = False) -> Tensor:
+def conv_output(
+    x: Tensor, weight: Tensor, stride: int, config: StripTile, *, flip: bool = False, bias: Tensor | None = None
+) -> Tensor:
     """The convolution with filters that are flipped or not."""
     y = _empty_output(x, stride)
     grid, tiles, constants = _strips(x, weight, stride, (len(x),), config)
     numbers = (len(x), len(x), *x.shape[2:], tiles, x.shape[1] // 8, 0.0)
     unused = (y,) * 4  # what statistics need
-    launch(_conv_kernel(), grid, x, weight.contiguous(), y, *unused, *numbers, FLIP=flip, STATISTICS=False, **constants)
+    filters = weight.contiguous()
+    tensors = (x, filters, filters if bias is None else bias, y, *unused)
+    constants |= {"FLIP": flip, "BIAS": bias is not None, "STATISTICS": False}
+    launch(_conv_kernel(), grid, *tensors, *numbers, **constants)
     return y
 
 
@@ -158,10 +166,11 @@ def conv_and_statistics(
     num_groups, channels = len(groups), x.shape[1]
     stats = torch.empty(num_groups, 3, channels, dtype=torch.float32, device=x.device)
     partials = torch.empty(num_groups * grid[1] * 2 * channels, dtype=torch.float32, device=x.device)
+    filters = weight.contiguous()
     launch(
         _conv_kernel(), grid,
-        x, weight.contiguous(), y, norm.running_var, stats, partials, counters(grid[0] * num_groups, x.device), len(x),
-        groups[0], *x.shape[2:], tiles, channels // 8, norm.eps, FLIP=False, STATISTICS=True, **constants,
+        x, filters, filters, y, norm.running_var, stats, partials, counters(grid[0] * num_groups, x.device), len(x),
+        groups[0], *x.shape[2:], tiles, channels // 8, norm.eps, FLIP=False, BIAS=False, STATISTICS=True, **constants,
     )  # fmt: skip
     return y, stats
 

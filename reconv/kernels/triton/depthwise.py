@@ -9,8 +9,8 @@ At stride 1 the input gradient is the convolution with flipped filters. At strid
 pixels, which depend on the same few outputs: each output is loaded once per square.
 
 Shapes: x and dx [images, height, width, channels]; y and dy [images, out_height, out_width, channels]; weight
-[channels, K, K]; stats [groups, 3, channels]; partials [splits, channels, K * K] of the weight gradient, [groups,
-splits, 2, channels] of statistics.
+[channels, K, K]; bias [channels]; stats [groups, 3, channels]; partials [splits, channels, K * K] of the weight
+gradient, [groups, splits, 2, channels] of statistics.
 
 Hazards: tuples of tiles live in registers; one tile more spills. `masks` are for columns only, and lines that do not
 exist are read as the last one, so each use must exclude them.
@@ -19,7 +19,14 @@ exist are read as the last one, so each use must exclude them.
 import triton
 import triton.language as tl
 
-from reconv.kernels.triton.batch_norm import bounds, channels_of, is_last, store_partial, store_statistics
+from reconv.kernels.triton.batch_norm import (
+    bounds,
+    channels_of,
+    is_last,
+    row_of,
+    store_partial,
+    store_statistics,
+)
 from reconv.kernels.triton.conv_epilogue import round_pairs, strips_of
 
 _COUNTS = ["num_squares", "eighths", "height", "width", "out_height", "out_width"]
@@ -110,7 +117,7 @@ def _store_line(
 
 @triton.jit
 def _conv_lines(
-    x, y, taps, at, out, masks, out_masks, column, top, bottom, height, width, channels, total, squares, shift,
+    x, y, taps, bias, at, out, masks, out_masks, column, top, bottom, height, width, channels, total, squares, shift,
     STATISTICS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, STRIDE: tl.constexpr, PIXELS: tl.constexpr,
     K: tl.constexpr,
 ):  # fmt: skip
@@ -118,8 +125,8 @@ def _conv_lines(
     LAG: tl.constexpr = K // 2 // STRIDE
     LEAD: tl.constexpr = (STRIDE - 1 + K // 2) // STRIDE
     COUNT: tl.constexpr = STRIDE * (PIXELS - 1) + K
-    zero = tl.zeros(at.shape, tl.float32)
-    sums = (zero,) * ((LAG + LEAD) * PIXELS)
+    empty = tl.zeros(at.shape, tl.float32) + bias
+    sums = (empty,) * ((LAG + LEAD) * PIXELS)
     step, out_step, num_steps = width * channels, tl.cdiv(width, STRIDE) * channels, tl.cdiv(height, STRIDE)
     first, end = tl.maximum(top - LEAD, 0), tl.minimum(bottom + LAG, num_steps)
     ahead = _load_step(x, at, first, height, column, step, channels, masks, EVEN, STRIDE, COUNT)
@@ -129,7 +136,7 @@ def _conv_lines(
         parts = ()
         for m in tl.static_range(LAG + LEAD + 1):
             for p in tl.static_range(PIXELS):
-                part = sums[m * PIXELS + p] if m < LAG + LEAD else zero
+                part = sums[m * PIXELS + p] if m < LAG + LEAD else empty
                 for s in tl.static_range(STRIDE):
                     for row in tl.static_range(K):
                         if s + K // 2 - STRIDE * (m - LAG) == row:
@@ -173,11 +180,12 @@ def _head_mean(
 
 @triton.jit(do_not_specialize=_STRIP_COUNTS)
 def conv(
-    x, weight, y, running_var, stats, partials, counters, num_images, group_images, height, width, tiles, eighths, eps,
-    FLIP: tl.constexpr, STATISTICS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, STRIDE: tl.constexpr,
-    K: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    x, weight, bias, y, running_var, stats, partials, counters, num_images, group_images, height, width, tiles, eighths,
+    eps, FLIP: tl.constexpr, BIAS: tl.constexpr, STATISTICS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    STRIDE: tl.constexpr, K: tl.constexpr, PIXELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The convolution with filters [channels, K, K], flipped or not, and the statistics of its output.
+    """The convolution with filters [channels, K, K], flipped or not, and a bias or none; without a bias also the
+    statistics of its output.
 
     Programs are (block of channels, split of the lines of strips, group of images).
     """
@@ -191,6 +199,9 @@ def conv(
     num_groups = (end - start) * line_groups
     total = tl.zeros([GROUPS, BLOCK], tl.float32)
     squares, mean = total, tl.zeros([BLOCK], tl.float32)
+    added = tl.zeros([1, BLOCK], tl.float32)
+    if BIAS:
+        added = row_of(bias, channel, exists)
     if STATISTICS:
         mean = _head_mean(
             x, taps, start, num_groups, line_groups, height, width, channels, channel, exists, STRIDE, GROUPS, PIXELS,
@@ -204,7 +215,7 @@ def conv(
         at = (image * (height * width) + column)[:, None] * channels + channel[None, :]
         out = (image * (out_height * out_width) + place)[:, None] * channels + channel[None, :]
         total, squares = _conv_lines(
-            x, y, taps, at, out, _masks(column, width, inside, WHOLE, COUNT, K // 2),
+            x, y, taps, added, at, out, _masks(column, width, inside, WHOLE, COUNT, K // 2),
             _masks(place, out_width, inside, WHOLE, PIXELS, 0), column, tl.maximum(begin - strip * out_height, 0),
             tl.minimum(last - strip * out_height, out_height), height, width, channels, total, squares,
             tl.where(inside, mean[None, :], 0.0), STATISTICS, WHOLE, EVEN, STRIDE, PIXELS, K,
