@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.time_to_result import time_process
+from reconv.logging.run_dir import read_summary
 from reconv.recipe.loader import load
-from reconv.report.summary import read_summary
 
 FRACTIONS = ("top1", "top5", "map", "ap", "ap50", "voc07", "voc10")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.detection_metrics import NUM_CLASSES, random_truth
 from reconv.build.task_builder import build_anchors
 from reconv.core.batch import Batch
-from reconv.data.boxes.annotations import Annotation
+from reconv.detection.annotation import Annotation
 from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors

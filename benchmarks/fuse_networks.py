@@ -209,7 +209,7 @@ def prepare(task: Task, turn: Any, messages: Any) -> None:
     """Import, then wait until it is this process's turn."""
     import timm  # noqa: F401
 
-    import reconv.kernels.public_fuse  # noqa: F401
+    import reconv.kernels.standalone  # noqa: F401
 
     messages.put(("ready", None))
     turn.wait()

@@ -32,7 +32,7 @@ from reconv.kernels.jit.launch import KernelVariant, trace_launches
 from reconv.kernels.ops import norm_concat as ops
 from reconv.kernels.ops.batch_norm import NormParams, batch_norm_act
 from reconv.kernels.ops.norm_concat import Columns, PartNorms, PartRows
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import LayerState
 

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 
 from reconv.bench.infer import bench_infer, open_network
 from reconv.core.machine import Machine, usable_cores
-from reconv.data.transforms.host_transforms import eval_transform
+from reconv.data.transforms.host import eval_transform
 from reconv.inference.predictor import Predictor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -99,7 +99,7 @@ def server_process(folder: Path, delay_ms: float) -> Iterator[str]:
 
 def make_shards(images: Path, work: Path, num_samples: int) -> Path:
     """Packed shards of `num_samples` images of 320 px, made of the photographs in a folder."""
-    from reconv.data.convert.convert import convert, make_target
+    from reconv.data.convert.dataset import convert, make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
     from reconv.storage.remote_index import write_index

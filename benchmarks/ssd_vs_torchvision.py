@@ -42,7 +42,7 @@ from reconv.build.loaders import build_eval_loader, build_train_loader
 from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.stage_timing import StageTimes
-from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection import DetectionMetrics
 from reconv.optim.lr_schedule import learning_rate

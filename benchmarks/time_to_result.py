@@ -21,7 +21,7 @@ from typing import Any
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.logging.phases import Phase, phase_lines
-from reconv.report.summary import read_summary
+from reconv.logging.run_dir import read_summary
 
 EXIT = "exit"  # after the last event: summary, report and the end of the process, which only this script can time
 

@@ -60,6 +60,36 @@ def test_names_of_public_classes_are_unique_in_the_package() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
+# One entry for each network, preset or kernel. The package itself holds the packages that ARCHITECTURE.md draws.
+LONG_FOLDERS = {"", "models", "recipes/graphcore", "recipes/habana", "recipes/nvidia", "kernels/ops", "kernels/triton"}
+MAX_ENTRIES = 20
+
+
+def test_a_folder_has_at_most_twenty_entries() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    sizes = {
+        str(folder.relative_to(PACKAGE)).lstrip("."): sum(
+            path.name != "__pycache__" and path.suffix != ".so" for path in folder.iterdir()
+        )
+        for folder in folders
+    }
+    assert len(sizes) > 50
+    assert {name: size for name, size in sizes.items() if size > MAX_ENTRIES and name not in LONG_FOLDERS} == {}
+
+
+def words(name: str) -> set[str]:
+    """The words of a module's name, in the singular."""
+    return {re.sub(r"(?<=[a-z]{3})(ies|es|s)$", "", word) for word in name.split("_")}
+
+
+def test_a_module_does_not_repeat_the_name_of_its_folder() -> None:
+    assert words("shard_index") & words("shards") and not words("index") & words("shards")
+    stutter = [
+        str(f.relative_to(PACKAGE)) for f in FILES if f.parent != PACKAGE and words(f.stem) & words(f.parent.name)
+    ]
+    assert stutter == []
+
+
 def test_module_names_say_what_is_inside() -> None:
     assert {name for name, _ in modules()}.isdisjoint(VAGUE_MODULE_NAMES)
 

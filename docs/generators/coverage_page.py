@@ -15,7 +15,7 @@ from reconv.migrate.environment_variables import KNOWN
 from reconv.migrate.flag_reference import FlagOutcome, documented_flags, outcome
 from reconv.migrate.launchers import LAUNCHERS
 from reconv.migrate.programs import PROGRAMS
-from reconv.migrate.programs.program import Program
+from reconv.migrate.programs.base import Program
 
 CAPABILITIES = Path(__file__).parent / "capabilities.toml"
 # Programs whose flags are those of another one, started in another way.

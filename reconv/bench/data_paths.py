@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.build.datasets import Datasets
-from reconv.data.convert.convert import ConvertTarget, convert
+from reconv.data.convert.dataset import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, at_most
 from reconv.data.decode.pillow import to_image
-from reconv.data.readers.packed import PackedDataset
+from reconv.data.readers.shards.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.recipe.parts.data import AugmentConfig
 from reconv.storage.temporary_folder import temporary_folder

@@ -10,14 +10,14 @@ from torch import nn
 from reconv.bench.timing import StepTimer, TimingConfig, Timings, measure
 from reconv.build.data_context import open_data_context
 from reconv.build.loaders import build_train_loader
-from reconv.build.train_state import build_train_state, build_train_step, parallelize
+from reconv.build.train_state import build_train_state, parallelize
 from reconv.data.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.step import MicroBatchSize, build_train_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.run import Input, LogFunction, bench_args, describe_setup, no_log, open_bench_run
 from reconv.bench.scaling import measure_scaling
 from reconv.bench.timing import TimingConfig
+from reconv.build.checks import describe_ranks
 from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, process_age_s
 from reconv.distributed.environment import read_launch_env
 from reconv.recipe.loader import Override, load
 from reconv.trainer.prepare_run import PreparedRun
-from reconv.trainer.run_setup import RunArgs, describe_ranks, run_on_devices
+from reconv.trainer.run_setup import RunArgs, run_on_devices
 
 
 def bench_train(

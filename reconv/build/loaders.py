@@ -10,12 +10,12 @@ from reconv.build.network import Network
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import with_transfer_dtype
-from reconv.data.pipeline.detection_pipeline import make_detection_pipeline
+from reconv.data.pipeline.detection import make_detection_pipeline
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.samples import MakeSamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
-from reconv.data.transforms.device_transforms import EvalPreprocess
+from reconv.data.transforms.device import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.events import BadImageSkipped

@@ -17,7 +17,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import subsample
-from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
 from reconv.distributed.process_group import ProcessGroup
@@ -25,7 +25,7 @@ from reconv.kernels import dispatch as fused
 from reconv.kernels.fuse import fuse, fuse_max_pools
 from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 from reconv.models import build_model, model_spec, supports_zero_gamma
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,

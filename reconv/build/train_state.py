@@ -5,7 +5,7 @@ A resumed run is built from its recipe exactly like a new one, and then loads th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from reconv.build.datasets import describe_dropped_boxes
 from reconv.build.init_weights import freeze_parameters, init_weights
 from reconv.build.network import (
     Network,
-    build_graph_capture,
     build_network,
     build_train_preprocess,
     compile_ahead,
@@ -44,19 +43,14 @@ from reconv.optim import (
     ModelEma,
     Optimizer,
     Rounding,
-    build_clip_grad,
     build_optimizer,
     describe_rate_scales,
     optimizer_groups,
     rate_scales,
 )
-from reconv.optim.lr_schedule import learning_rate
 from reconv.optim.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
-from reconv.trainer.cuda_graph import DDP_WARMUP_STEPS, GraphCapture, StepGraphs
-from reconv.trainer.oom import MicroBatchSize, OomRetry
-from reconv.trainer.step import Annotate, TrainStep, no_annotation
 
 if TYPE_CHECKING:
     from reconv.trainer.imported_state import ImportedState
@@ -227,59 +221,6 @@ def _build_rounding(recipe: Recipe) -> Rounding | None:
     if recipe.precision.mode != "16.16":
         return None
     return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
-
-
-def build_train_step(
-    run: PreparedRun,
-    train_state: TrainState,
-    logger: RunLogger,
-    *,
-    annotate: Annotate = no_annotation,
-    micro_batch_size: MicroBatchSize | None = None,
-    strategy: ParallelStrategy | None = None,
-    graph_capture: GraphCapture | None = None,
-) -> TrainStep:
-    """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
-
-    Without `micro_batch_size` an out-of-memory error is raised. `graph_capture` is what the rest of the run captures
-    with; without it the step has its own.
-    """
-    recipe, plan, network = run.recipe, run.plan, train_state.network
-    strategy = strategy or parallelize(run, network, train_state.loss)
-    capture = graph_capture or build_graph_capture(recipe, run.device, run.process_group)
-    oom_retry = None
-    # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
-    if micro_batch_size is not None and recipe.batch.micro == "auto" and not run.process_group.is_distributed:
-        oom_retry = OomRetry(micro_batch_size, run.device.release_memory, logger.warning)
-    graphs, model = _build_graphs(run, capture, strategy, network.forward)
-    return TrainStep(
-        model=model,
-        task=train_state.task,
-        preprocess=build_train_preprocess(network, recipe, plan.num_classes, run.device),
-        layer_state=network.layers,
-        precision=network.precision,
-        optimizer=train_state.optimizer,
-        ema=train_state.ema,
-        strategy=strategy,
-        lr_schedule=partial(learning_rate, plan.schedule),
-        clip_grad=build_clip_grad(recipe.optimizer, network.model),
-        ordered_reduction=recipe.parallel.reduce == "ordered",
-        annotate=annotate,
-        step_boundary=run.device.step_boundary,
-        graphs=graphs,
-        oom_retry=oom_retry,
-    )
-
-
-def _build_graphs(
-    run: PreparedRun, capture: GraphCapture | None, strategy: ParallelStrategy, forward: Callable[..., object]
-) -> tuple[StepGraphs | None, Callable[..., object]]:
-    """What captures steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
-    if capture is None:
-        return None, strategy.wrap(forward)
-    if not run.process_group.is_distributed:
-        return StepGraphs(capture, phases=run.phases), strategy.wrap(forward)
-    return StepGraphs(capture, DDP_WARMUP_STEPS, run.phases), capture.run_on_stream(lambda: strategy.wrap(forward))
 
 
 def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = None) -> ParallelStrategy:

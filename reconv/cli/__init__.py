@@ -24,6 +24,7 @@ from reconv.cli.commands.data_inspect import check, show
 from reconv.cli.commands.doctor import completion, doctor
 from reconv.cli.commands.eval import eval_command
 from reconv.cli.commands.export import export
+from reconv.cli.commands.inspect import inspect_command
 from reconv.cli.commands.migrate import migrate
 from reconv.cli.commands.plan import plan
 from reconv.cli.commands.predict import predict
@@ -35,7 +36,6 @@ from reconv.cli.commands.serve import serve
 from reconv.cli.commands.status import status
 from reconv.cli.commands.submit import submit
 from reconv.cli.commands.train import train
-from reconv.cli.inspect_command import inspect_command
 from reconv.cli.options import CommandGroup
 from reconv.core.errors import ExitCode, ReconvError
 from reconv.core.stop_signals import ignore_stop_signals
@@ -216,7 +216,7 @@ def _flush_streams() -> None:
 
 def _unexpected(error: Exception, debug: bool) -> int:
     """Print an error that is probably a bug, and how to see its traceback."""
-    from reconv.cluster.environment_checks import untested_note
+    from reconv.core.compat import untested_note
 
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = [

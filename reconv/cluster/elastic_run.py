@@ -8,21 +8,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from reconv.build.checks import check_machine_has
 from reconv.checkpoint.run_identity import read_identity
 from reconv.cluster.elastic_config import ElasticConfig
 from reconv.core.custom_code import provide
 from reconv.core.errors import ExitCode, ReconvError, UsageError
 from reconv.distributed.environment import read_launch_env
-from reconv.logging.run_dir import RunDir
+from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice
-from reconv.report.summary import read_summary
-from reconv.trainer.run_result import RunResult
-from reconv.trainer.run_setup import RunArgs, check_machine_has, check_picklable, resolve_recipe
+from reconv.trainer.run_finalizer import RunOutcome
+from reconv.trainer.run_setup import RunArgs, check_picklable, resolve_recipe
 
 
-def train_elastic(config: ElasticConfig, train: Callable[..., RunResult], args: RunArgs) -> RunResult:
+def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args: RunArgs) -> RunOutcome:
     """Call `train(args, None)` in the ranks of this node, with whatever other nodes there are, until the run ends."""
     from reconv.cluster.elastic import ElasticWork, run_elastic  # imports torch's launcher
 
@@ -68,7 +68,7 @@ def train_elastic(config: ElasticConfig, train: Callable[..., RunResult], args: 
         job=str(out),
         run_id=partial(_run_id, RunDir(out)),
         progress=partial(_newest_checkpoint, RunDir(out)),
-        finished=lambda: RunResult(out, read_summary(out), int(ExitCode.OK)),
+        finished=lambda: RunOutcome(out, read_summary(out), int(ExitCode.OK)),
     )
     return run_elastic(config, work, args.nic)
 

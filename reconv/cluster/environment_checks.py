@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reconv.core.compat import TESTED, installed_version, ranges_of, release_numbers, untested_packages
+from reconv.core.compat import TESTED, installed_version, ranges_of, release_numbers
 from reconv.core.machine import Machine, parse_number, read_system_file, usable_cores, usable_memory_bytes
 from reconv.core.version import __version__
 
@@ -109,12 +109,6 @@ def is_within(version: str, bounds: str) -> bool:
         if match is not None and (release >= release_numbers(match[2])) != (match[1] == ">="):
             return False
     return True
-
-
-def untested_note(*, is_gpu: bool = False) -> str:
-    """A line that names releases outside the tested ones, of what every run uses; empty if there are none."""
-    found = [f"{name} {version} (tested: {tested})" for name, version, tested in untested_packages(is_gpu=is_gpu)]
-    return f"Reconv {__version__} is not tested with {', '.join(found)}" if found else ""
 
 
 def _versions() -> Iterator[CheckResult]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -64,4 +64,19 @@ class CopyEvent(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it has."""
+        ...
+
+
+Preprocess = Callable[[Batch, int | Tensor], Batch]  # on the device: normalize, flip, mix; a pure function
+
+
+class TimingEvent(Protocol):
+    """A moment in the work of a device, like a `torch.cuda.Event` that was recorded."""
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """The milliseconds from here to a later event; the device has reached both."""
         ...

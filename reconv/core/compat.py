@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 from dataclasses import dataclass
 from typing import Any
+
+from reconv.core.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +95,9 @@ def complete_interpreter(interpreter: Any) -> None:
             scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
         interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def untested_note(*, is_gpu: bool = False) -> str:
+    """A line that names releases outside the tested ones, of what every run uses; empty if there are none."""
+    found = [f"{name} {version} (tested: {tested})" for name, version, tested in untested_packages(is_gpu=is_gpu)]
+    return f"Reconv {__version__} is not tested with {', '.join(found)}" if found else ""

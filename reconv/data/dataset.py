@@ -19,7 +19,7 @@ from reconv.storage import read_limits
 from reconv.storage.remote_tree import is_remote
 
 if TYPE_CHECKING:
-    from reconv.data.boxes.annotations import Annotation
+    from reconv.detection.annotation import Annotation
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reconv.core.batch import Batch, CopyEvent
+from reconv.core.batch import Batch, CopyEvent, TimingEvent
 from reconv.core.errors import UsageError
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, count_hpus, has_hpu
 from reconv.device.mps import Mps
-from reconv.logging.clock import TimingEvent
 from reconv.recipe.parts.engine import EngineConfig
 
 MIN_BENCHMARKED_STEPS = 4000  # of a run whose convolution algorithms are timed without being asked for

@@ -38,7 +38,12 @@ from reconv.storage.temporary_folder import temporary_folder
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 _POLL_S = 0.1
-_PRELOADED = ["reconv.api", "reconv.distributed.torch_group", "torch._dynamo"]  # DDP imports the last
+_PRELOADED = [
+    "reconv.api.training",
+    "reconv.inference.ranks",
+    "reconv.distributed.torch_group",
+    "torch._dynamo",
+]  # DDP imports the last
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reconv.detection.box_coder import decode_boxes
 from reconv.detection.box_ops import broadcast_iou
 from reconv.detection.postprocess import PostprocessConfig
-from reconv.inference.backends.whole_model import ExportNormalize
+from reconv.inference.backends.exported import ExportNormalize
 from reconv.recipe.parts.data import PreprocessConfig
 
 NMSOperation = Literal["torch", "onnx"]

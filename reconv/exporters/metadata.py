@@ -11,7 +11,7 @@ import torch
 
 from reconv.build.task_builder import build_postprocess_config
 from reconv.core.version import __version__
-from reconv.data.transforms.host_transforms import resized_shorter_side
+from reconv.data.transforms.host import resized_shorter_side
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.inference.predictor import Predictor
 from reconv.recipe.load.identity import recipe_digest

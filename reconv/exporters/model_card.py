@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from reconv.core.text import printable
 from reconv.core.version import __version__
-from reconv.data.transforms.host_transforms import resized_shorter_side
+from reconv.data.transforms.host import resized_shorter_side
 from reconv.exporters.metadata import ExportMetadata
-from reconv.logging.run_dir import RunDir
-from reconv.report.summary import read_summary
+from reconv.logging.run_dir import RunDir, read_summary
 
 if TYPE_CHECKING:
     from reconv.exporters.targets import ExportTarget

@@ -26,8 +26,8 @@ from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.model_card import model_card
 from reconv.exporters.run_script import run_script
 from reconv.exporters.targets import ExportOptions, ExportTarget, find_target
+from reconv.inference.backends.exported import ExportClassifier, example_images
 from reconv.inference.backends.quantize import MAX_DROP, U8
-from reconv.inference.backends.whole_model import ExportClassifier, example_images
 from reconv.inference.calibration import CalibrationSource
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log

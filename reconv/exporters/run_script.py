@@ -11,8 +11,8 @@ _TYPES = re.compile(r"^from collections\.abc import Iterator$", re.MULTILINE)
 
 
 def run_script(runtime: str) -> str:
-    """The source of run.py for a runtime, `run_template/with_RUNTIME.py`: `run_main.py` with its `load_model`."""
-    main = (_TEMPLATES / "run_main.py").read_text(encoding="utf-8")
+    """The source of run.py for a runtime, `run_template/with_RUNTIME.py`: `main.py` with its `load_model`."""
+    main = (_TEMPLATES / "main.py").read_text(encoding="utf-8")
     source = (_TEMPLATES / f"with_{runtime}.py").read_text(encoding="utf-8")
     body = source[source.index("\ndef ") :].rstrip("\n")
     main, num_imports = _LOAD_MODEL.subn("", main)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from reconv.core.errors import UsageError
 from reconv.exporters.detector import NMSOperation
 from reconv.exporters.formats import aoti as aoti_file
+from reconv.exporters.formats import onnx as onnx_file
 from reconv.exporters.formats import openvino as openvino_file
 from reconv.exporters.formats import torch_export as torch_export_file
 from reconv.exporters.formats import weights as weights_file
 from reconv.exporters.metadata import ExportMetadata
-from reconv.inference.backends import onnx_file
 from reconv.inference.backends.quantize import U8, quantize_onnx, quantize_openvino
 from reconv.inference.predictor import Predictor
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from reconv.core.errors import DataError, UsageError
 from reconv.core.random import key, permutation
-from reconv.data.boxes.annotations import Annotation
 from reconv.data.dataset import Split
+from reconv.detection.annotation import Annotation
 from reconv.inference.backends.quantize import U8
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.image_input import ImageFile, ImageInput, image_files

@@ -18,7 +18,7 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.metrics.state import MetricsState, decode_state, encode_state
 from reconv.storage import read_limits
 from reconv.storage.work_journal import WorkJournal
-from reconv.tasks.task import Metrics
+from reconv.tasks.base import Metrics
 
 KEEP_EVERY_S = 5.0  # what a kill may cost; reading the metrics of a device delays it
 _MAX_IMAGES = 4096  # of a part

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reconv.build.checks import check_machine_has
 from reconv.build.load_model import read_saved_model
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
@@ -17,7 +18,7 @@ from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import joined_ranks
-from reconv.inference.backends.backend import BackendName, Precision
+from reconv.inference.backends.base import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.model_evaluation import EvalResult, LogFunction
 from reconv.inference.predictor import Predictor, find_model, no_log
@@ -25,7 +26,6 @@ from reconv.report.evaluation_files import CheckpointScore, read_scores, write_s
 from reconv.report.html import write_report
 from reconv.storage.files import disk_errors
 from reconv.storage.work_journal import remove_journal
-from reconv.trainer.run_setup import check_machine_has
 
 _JOURNAL = ".evaluating"  # in the run directory, until all checkpoints are evaluated
 _CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it there"

@@ -20,7 +20,7 @@ from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import U8
 from reconv.data.decode import native
 from reconv.data.decode.pillow import MAX_PIXELS, decode_image
-from reconv.data.transforms.host_transforms import eval_crop_box, eval_transform
+from reconv.data.transforms.host import eval_crop_box, eval_transform
 from reconv.inference.image_input import ImageFile, ImageInput, to_pil
 from reconv.recipe.parts.data import PreprocessConfig
 from reconv.storage.local import read, read_file_or_pipe

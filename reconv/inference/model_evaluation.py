@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from reconv.build.checks import check_same_data
 from reconv.build.code import code_digests
 from reconv.build.datasets import limit_samples
 from reconv.build.load_model import model_digest
@@ -26,7 +27,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import open_journal
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.choose import BackendChoice
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.eval_journal import JournaledMetrics
@@ -36,7 +37,6 @@ from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
 from reconv.storage.work_journal import WorkJournal
 from reconv.tasks.evaluation import merge_ranks, update_metrics
-from reconv.trainer.run_setup import check_same_data
 
 _BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
 

@@ -29,15 +29,15 @@ from reconv.device import Device, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.activation_map import sample_activation_maps
-from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
+from reconv.inference.backends.base import BackendName, InferenceBackend, Precision
 from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
 from reconv.inference.calibration import CalibrationSource
 from reconv.inference.eval_data import ModelClasses
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
 from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
-from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, without_gc
-from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
+from reconv.inference.outputs import OutputClasses, Selection, make_predictions, without_gc
+from reconv.inference.pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
 from reconv.recipe.schema import Recipe
 from reconv.tasks.evaluation import InferenceStep

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from reconv.core.batch import TimingEvent
 from reconv.logging.phases import Phase, PhaseTimer
 
 # The first steps fill caches, allocate memory and compile.
@@ -26,18 +26,6 @@ class ThroughputRates:
     images_per_s: float | None
     compute_images_per_s: float | None
     data_wait_fraction: float
-
-
-class TimingEvent(Protocol):
-    """A moment in the work of a device, like a `torch.cuda.Event` that was recorded."""
-
-    def query(self) -> bool:
-        """Whether the device has reached it."""
-        ...
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """The milliseconds from here to a later event; the device has reached both."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from reconv.core.errors import CheckpointError, ResourceError, RunLockedError, UsageError
 from reconv.core.message import message
@@ -305,3 +306,8 @@ def _holder(descriptor: int) -> str:
         return f"process {holder['pid']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):
         return "a process that has just started"
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The content of a run's `summary.json`."""
+    return read_json_object(run_dir / "summary.json", read_limits.SUMMARY_BYTES)

@@ -10,9 +10,8 @@ from reconv.logging.console import EventHandler, make_console
 from reconv.logging.event_log import EventLog
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.exporters import ExporterSet
-from reconv.logging.run_dir import RunDir
+from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.schema import Recipe
-from reconv.report.summary import read_summary
 from reconv.storage.files import disk_error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.boxes.annotations import Annotation
+from reconv.detection.annotation import Annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import CocoResult, evaluate_coco, has_coco_eval
 from reconv.metrics.detection_errors import ERROR_KINDS, count_error_kinds, recall_by_size

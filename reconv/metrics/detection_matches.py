@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import Annotation
+from reconv.detection.annotation import Annotation
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

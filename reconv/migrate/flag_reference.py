@@ -10,7 +10,7 @@ from reconv.core.errors import UsageError
 from reconv.migrate.flag_tables import step_range
 from reconv.migrate.flags import Flag, any_text_is_true, text_bool, yes_no
 from reconv.migrate.migration import migrate_command
-from reconv.migrate.programs.program import Program
+from reconv.migrate.programs.base import Program
 from reconv.migrate.translation import Status
 
 _EXAMPLES: dict[Callable[[str], Any], str] = {

@@ -22,8 +22,8 @@ from reconv.migrate.environment_variables import variable_row
 from reconv.migrate.flags import ParsedWords
 from reconv.migrate.launchers import LAUNCHERS, Launch, launcher_rows, strip_launchers
 from reconv.migrate.programs import UnknownProgramError, find_by_flags, find_program, program_named, related_program
+from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.nvidia_launch import script_command
-from reconv.migrate.programs.program import Program
 from reconv.migrate.translation import Action, Row, Setting, Translation, determines_result, is_of_network
 from reconv.migrate.wrappers import unwrap
 from reconv.recipe.rules.contradiction import ContradictionError

@@ -15,8 +15,6 @@ from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
 from reconv.recipe.parts.code import references_in
 from reconv.report.run_record import RunRecord, load_run_record
-from reconv.storage import read_limits
-from reconv.storage.bounded import read_json_object
 from reconv.storage.files import write_atomic
 
 # The metric of the result if the recipe names none: the first of these that was evaluated.
@@ -33,11 +31,6 @@ def write_summary(run_dir: Path) -> dict[str, Any]:
     summary = summarize(run_dir)
     write_atomic(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return summary
-
-
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The content of a run's `summary.json`."""
-    return read_json_object(run_dir / "summary.json", read_limits.SUMMARY_BYTES)
 
 
 def summarize_record(record: RunRecord) -> dict[str, Any]:

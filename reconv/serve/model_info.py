@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.api import Predictor
-from reconv.data.transforms.host_transforms import resized_shorter_side
+from reconv.data.transforms.host import resized_shorter_side
 from reconv.logging.event_log import read_event_file
 from reconv.logging.events import EvalFinished
 from reconv.recipe.load.adapt import CHANGED

@@ -22,10 +22,10 @@ from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.parts.code import CodeConfig
+from reconv.tasks.base import LossSums
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.custom_loss import CustomLoss
 from reconv.tasks.distillation import Teacher
-from reconv.tasks.task import LossSums
 
 _NUM_SAMPLES = "num_samples"
 AUX_LOSS_WEIGHT = 0.3  # of auxiliary heads of other packages' models, as in the GoogLeNet paper

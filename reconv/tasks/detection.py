@@ -22,7 +22,7 @@ from reconv.detection.postprocess import Detections, PostprocessConfig, postproc
 from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.metrics.detection import DetectionMetrics, GroundTruth
 from reconv.models.architecture import SSDOutput
-from reconv.tasks.task import LossSums
+from reconv.tasks.base import LossSums
 
 
 @dataclass(frozen=True, slots=True)

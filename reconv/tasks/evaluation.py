@@ -10,14 +10,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
-from reconv.core.batch import Batch
+from reconv.core.batch import Batch, Preprocess
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.distributed.process_group import ProcessGroup
 from reconv.metrics.state import MetricsState
 from reconv.precision import PrecisionPolicy
-from reconv.tasks.task import Metrics
+from reconv.tasks.base import Metrics
 from reconv.tasks.tta import average_views
-from reconv.trainer.step import Preprocess
 
 
 class Updatable(Protocol):

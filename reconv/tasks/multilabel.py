@@ -11,10 +11,10 @@ from typing import Any
 
 from reconv.core.batch import Batch
 from reconv.metrics.multilabel import MultilabelMetrics, f1
+from reconv.tasks.base import LossSums
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
 from reconv.tasks.classification import at_least_float32, split_outputs
 from reconv.tasks.custom_loss import CustomLoss
-from reconv.tasks.task import LossSums
 
 
 @dataclass(frozen=True, slots=True)

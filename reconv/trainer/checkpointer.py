@@ -26,8 +26,8 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
 from reconv.recipe.schema import Recipe
-from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.progress import Counters
+from reconv.trainer.step import MicroBatchSize
 
 if TYPE_CHECKING:
     from reconv.trainer.training_run import TrainingRun

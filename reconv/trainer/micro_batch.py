@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from reconv.build.loaders import build_bad_samples, build_train_loader
 from reconv.build.network import build_graph_capture, compiles_network, memory_estimate
-from reconv.build.train_state import build_train_state, build_train_step
+from reconv.build.train_state import build_train_state
 from reconv.core.machine import Machine, available_memory_bytes
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
@@ -26,6 +26,7 @@ from reconv.logging import formatting as fmt
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
+from reconv.trainer.step import build_train_step
 
 if TYPE_CHECKING:
     from reconv.trainer.prepare_run import PreparedRun

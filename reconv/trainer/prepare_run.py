@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from reconv.build.checks import check_same_data
 from reconv.build.code import import_code
 from reconv.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.build.network import check_model
@@ -43,7 +44,7 @@ from reconv.trainer.resume import (
     open_existing,
     with_durations_of_run,
 )
-from reconv.trainer.run_setup import RunArgs, check_code_of_rank0, check_same_data, resolve_recipe
+from reconv.trainer.run_setup import RunArgs, check_code_of_rank0, resolve_recipe
 
 _MIN_ADDRESS_SPACE = 8 << 20  # bytes: the stack of one thread
 

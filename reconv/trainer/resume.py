@@ -26,7 +26,7 @@ from reconv.distributed.environment import LaunchEnv
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, TrainProgress
 from reconv.logging.formatting import resume_command
-from reconv.logging.run_dir import RunDir
+from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.load import document as yaml_document
 from reconv.recipe.load.adapt import show
 from reconv.recipe.load.identity import differences, may_change, recipe_digest
@@ -34,7 +34,6 @@ from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import load
 from reconv.recipe.plan_text import count as plural
 from reconv.recipe.schema import Recipe
-from reconv.report.summary import read_summary
 from reconv.storage.files import write_atomic
 from reconv.trainer.imported_state import ImportedState
 

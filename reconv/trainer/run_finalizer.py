@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reconv.core.errors import ExitCode, ReconvError, UnreadableRunError
@@ -14,17 +16,26 @@ from reconv.device import is_out_of_memory
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
 from reconv.logging.phases import phase_lines
-from reconv.logging.run_dir import RunDir
+from reconv.logging.run_dir import RunDir, read_summary
 from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
-from reconv.report.summary import read_summary, write_summary
+from reconv.report.summary import write_summary
 from reconv.storage.files import system_error
-from reconv.trainer.oom import out_of_memory_error
-from reconv.trainer.run_result import RunResult
+from reconv.trainer.step import out_of_memory_error
 
 if TYPE_CHECKING:
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.prepare_run import PreparedRun
-    from reconv.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunOutcome:
+    """The run directory, its summary and its exit code."""
+
+    folder: Path
+    summary: dict[str, Any]
+    exit_code: int
+    was_finished: bool = False  # before this command, which had nothing to do
 
 
 class RunFinalizer:
@@ -39,7 +50,7 @@ class RunFinalizer:
         self._is_logged = False
         self._first_step = run.restore_point.step
         self.trainer: Trainer | None = None
-        self.result: RunResult | None = None  # None until the run has ended
+        self.result: RunOutcome | None = None  # None until the run has ended
         self.fields: dict[str, Any] = {}  # further fields of the event and the summary
         self.exit_code = ExitCode.UNEXPECTED
         self.reason = "unexpected error"
@@ -55,7 +66,7 @@ class RunFinalizer:
         self._run.process_group.on_rank0(self._logger.check)  # of the event log, if the end could not be written
         path = self._run_dir.path
         summary = self._run.process_group.on_rank0(lambda: read_summary(path))
-        self.result = RunResult(path, summary, int(self.exit_code))
+        self.result = RunOutcome(path, summary, int(self.exit_code))
 
     @contextmanager
     def handle_errors(self) -> Iterator[None]:

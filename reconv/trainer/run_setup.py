@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,40 +9,27 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reconv.build.datasets import Datasets, check_data_is_read, with_data_path
+from reconv.build.checks import check_num_devices
+from reconv.build.datasets import check_data_is_read, with_data_path
 from reconv.build.derived_recipe import HeadMeasurement, load_derived
 from reconv.build.init_weights import check_weights_readable
 from reconv.checkpoint.mirror.download import download_run, read_mirror_url
 from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address
 from reconv.core.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
-from reconv.core.errors import DataError, ReconvError, UsageError
-from reconv.core.machine import Machine, available_memory_bytes
-from reconv.data.dataset import Dataset
-from reconv.device import count_devices, device_kind
-from reconv.device.affinity import format_allowed_cpus
-from reconv.distributed.environment import (
-    SECRET_VARIABLE,
-    num_local_ranks,
-    read_launch_env,
-    read_node_env,
-    requested_backend,
-)
+from reconv.core.errors import ReconvError, UsageError
+from reconv.distributed.environment import SECRET_VARIABLE, num_local_ranks, read_launch_env, read_node_env
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.console import make_console
 from reconv.logging.events import LogMessage
 from reconv.logging.exporters import require_packages
 from reconv.logging.run_dir import RunDir
 from reconv.models import option_names
-from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.load.resolved import Resolved, fit_to_model
 from reconv.recipe.loader import Override, load
 from reconv.recipe.parts.code import code_references
-from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
 from reconv.storage.object_stores.store import as_url, is_url, local_folder, open_object_store
 from reconv.trainer.resume import check_out_is_free, find_run, read_data_path
-
-_MIN_PROCESS_BYTES = 256 << 20  # measured: a quickstart process on a CPU
 
 T = TypeVar("T")
 
@@ -200,54 +186,3 @@ def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:
     if is_import_path(recipe.model.name):
         where = f"the network of {recipe.model.init}"
         require_trust([("model.name", recipe.model.name)], recipe.code_path, trust_code, where)
-
-
-def check_num_devices(devices: int, device: str, recipe: Recipe, num_nodes: int = 1) -> None:
-    """Refuse more processes than the batch or this machine allow, before any is started."""
-    split_batch(recipe, num_copies(recipe, devices * num_nodes))
-    check_machine_has(devices, device)
-
-
-def check_machine_has(devices: int, device: str) -> None:
-    """Refuse more processes than this machine has devices or memory for."""
-    if ":" in device:
-        raise UsageError(f"--device {device} is a single device, and --devices {devices} needs several")
-    kind, available = device_kind(device), available_memory_bytes(Machine())
-    num_devices = count_devices(kind)
-    if num_devices is not None and devices > num_devices and requested_backend() != "gloo":
-        raise UsageError(f"--devices {devices}: this machine has {count(num_devices, kind + ' device')}")
-    if available is not None and devices * _MIN_PROCESS_BYTES > available:
-        raise UsageError(
-            f"--devices {devices}: there is not enough memory for so many processes",
-            why=f"each needs at least {_MIN_PROCESS_BYTES >> 20} MB, and {available >> 20} MB are available",
-            then=f"use at most --devices {available // _MIN_PROCESS_BYTES}",
-        )
-
-
-def check_same_data(process_group: ProcessGroup, datasets: Datasets | Dataset) -> None:
-    """Refuse ranks whose datasets differ."""
-    if process_group.world_size == 1:
-        return
-    found = process_group.all_gather((platform.node(), datasets.fingerprint()))
-    others = [(rank, host) for rank, (host, fingerprint) in enumerate(found) if fingerprint != found[0][1]]
-    if others:
-        listed = ", ".join(f"rank {rank} on {host}" for rank, host in others[:4])
-        raise DataError(
-            "the ranks do not have the same data",
-            where=f"{listed}, unlike rank 0 on {found[0][0]}",
-            why="files are missing there, or --data is another folder",
-            then="compare `reconv data check PATH` on both machines",
-        )
-
-
-def describe_ranks(process_group: ProcessGroup, device: str) -> list[str]:
-    """The ranks of each machine with their devices and cores; empty for a single process."""
-    if process_group.world_size == 1:
-        return []
-    found = process_group.all_gather((platform.node(), process_group.rank, device, format_allowed_cpus()))
-    machines: dict[str, list[str]] = {}
-    for host, rank, of_rank, cpus in found:
-        machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")
-    launcher = f", started by {process_group.launch_env.launcher}"
-    lines = [f"{process_group.world_size} processes on {count(len(machines), 'machine')}{launcher}"]
-    return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]

@@ -6,27 +6,47 @@ optimizer state changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from reconv.core.batch import Batch
+from reconv.build.network import (
+    build_graph_capture,
+    build_train_preprocess,
+)
+from reconv.build.train_state import TrainState, parallelize
+from reconv.core.batch import Batch, Preprocess
+from reconv.core.errors import ResourceError
+from reconv.device import is_out_of_memory
+from reconv.device.graphs import CallGraphs, GraphCapture, batch_shape
 from reconv.distributed.strategy import ParallelStrategy
+from reconv.logging.phases import Phase, PhaseTimer
+from reconv.logging.run_logger import RunLogger
 from reconv.models.layers.batch_norm import LayerState
-from reconv.optim import ClipGrad, ModelEma, Optimizer
+from reconv.optim import (
+    ClipGrad,
+    ModelEma,
+    Optimizer,
+    build_clip_grad,
+)
+from reconv.optim.lr_schedule import learning_rate
 from reconv.precision import PrecisionPolicy
-from reconv.tasks.task import LossSums, Task
+from reconv.tasks.base import LossSums, Task
 
 if TYPE_CHECKING:
-    from reconv.trainer.cuda_graph import StepGraphs
-    from reconv.trainer.oom import OomRetry
+    from reconv.trainer.prepare_run import PreparedRun
 
-Preprocess = Callable[[Batch, int | Tensor], Batch]  # on the device: normalize, flip, mix; a pure function
+
 Annotate = Callable[[str], AbstractContextManager[None]]  # names a part of the step for profilers and timers
+
+RunStep = Callable[["StepScalars", Sequence[Batch]], "StepResult"]
+WARMUP_STEPS = 3  # eager steps first: they allocate every tensor and choose every algorithm that a capture must find
+DDP_WARMUP_STEPS = 11  # DistributedDataParallel times its first ten steps, which cannot be captured
 
 _LOSS = "__loss__"  # the key of the loss among the metric sums
 # Added to exceptions raised during the update: the step must not be retried.
@@ -180,3 +200,165 @@ class TrainStep:
                 self.ema.update(scalars.ema_weight, ok)
             self.precision.update(ok)
         return grad_norm, ok
+
+
+@dataclass(slots=True)
+class StepGraphs:
+    """Steps as CUDA graphs, one for each shape of batch: they run eagerly first, then they are captured and replayed.
+
+    A replayed step computes what the eager one would, from the batch and the step's scalars alone.
+    """
+
+    device: GraphCapture
+    warmup_steps: int = WARMUP_STEPS
+    phases: PhaseTimer = field(default_factory=PhaseTimer)
+    _num_runs: dict[Hashable, int] = field(default_factory=dict)
+    _graphs: CallGraphs[StepResult] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._graphs = CallGraphs(self.device, _cloned, partial(self.phases.during, Phase.KERNELS))
+
+    def run(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run a step eagerly the first times it sees a shape of batch, then capture and replay it."""
+        shape = tuple(batch_shape(batch) for batch in micro_batches)
+        values = (int(scalars.step), float(scalars.lr), float(scalars.ema_weight))
+        if shape not in self._graphs:
+            num_runs = self._num_runs[shape] = self._num_runs.get(shape, 0) + 1
+            if num_runs <= self.warmup_steps or self._graphs.is_full:
+                return self.device.run_on_stream(lambda: run_eager(scalars, micro_batches))
+            self._graphs.capture(
+                shape, lambda own, batches: run_eager(StepScalars(*own), batches), values, micro_batches
+            )
+        return self._graphs.replay(shape, values, micro_batches)
+
+
+def _cloned(result: StepResult) -> StepResult:
+    """The result in memory of its own."""
+    weight = result.weight.clone() if isinstance(result.weight, Tensor) else result.weight
+    return replace(
+        result,
+        loss=result.loss.clone(),
+        weight=weight,
+        metrics={name: value.clone() for name, value in result.metrics.items()},
+        grad_norm=result.grad_norm.clone(),
+        ok=result.ok.clone(),
+    )
+
+
+def build_train_step(
+    run: PreparedRun,
+    train_state: TrainState,
+    logger: RunLogger,
+    *,
+    annotate: Annotate = no_annotation,
+    micro_batch_size: MicroBatchSize | None = None,
+    strategy: ParallelStrategy | None = None,
+    graph_capture: GraphCapture | None = None,
+) -> TrainStep:
+    """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
+
+    Without `micro_batch_size` an out-of-memory error is raised. `graph_capture` is what the rest of the run captures
+    with; without it the step has its own.
+    """
+    recipe, plan, network = run.recipe, run.plan, train_state.network
+    strategy = strategy or parallelize(run, network, train_state.loss)
+    capture = graph_capture or build_graph_capture(recipe, run.device, run.process_group)
+    oom_retry = None
+    # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
+    if micro_batch_size is not None and recipe.batch.micro == "auto" and not run.process_group.is_distributed:
+        oom_retry = OomRetry(micro_batch_size, run.device.release_memory, logger.warning)
+    graphs, model = _build_graphs(run, capture, strategy, network.forward)
+    return TrainStep(
+        model=model,
+        task=train_state.task,
+        preprocess=build_train_preprocess(network, recipe, plan.num_classes, run.device),
+        layer_state=network.layers,
+        precision=network.precision,
+        optimizer=train_state.optimizer,
+        ema=train_state.ema,
+        strategy=strategy,
+        lr_schedule=partial(learning_rate, plan.schedule),
+        clip_grad=build_clip_grad(recipe.optimizer, network.model),
+        ordered_reduction=recipe.parallel.reduce == "ordered",
+        annotate=annotate,
+        step_boundary=run.device.step_boundary,
+        graphs=graphs,
+        oom_retry=oom_retry,
+    )
+
+
+def _build_graphs(
+    run: PreparedRun, capture: GraphCapture | None, strategy: ParallelStrategy, forward: Callable[..., object]
+) -> tuple[StepGraphs | None, Callable[..., object]]:
+    """What captures steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
+    if capture is None:
+        return None, strategy.wrap(forward)
+    if not run.process_group.is_distributed:
+        return StepGraphs(capture, phases=run.phases), strategy.wrap(forward)
+    return StepGraphs(capture, DDP_WARMUP_STEPS, run.phases), capture.run_on_stream(lambda: strategy.wrap(forward))
+
+
+@dataclass(slots=True)
+class MicroBatchSize:
+    """The largest micro-batch known to fit, in groups; saved in checkpoints."""
+
+    max_groups: int
+
+    def halve(self, tried: int) -> None:
+        """Take half of the groups that were tried, or the next smaller number that divides them.
+
+        Splitting again then splits at the same places, so a resumed run adds gradients in the same order.
+        """
+        self.max_groups = next(size for size in range(tried // 2, 0, -1) if tried % size == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OomRetry:
+    """Repeats a step that ran out of memory with micro-batches of half the size."""
+
+    micro_batch_size: MicroBatchSize
+    release_memory: Callable[[], None]  # returns the allocator's cached memory to the device
+    warn: Callable[[str, int], None]  # text, step
+
+    def run(self, train_step: TrainStep, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run the step, with smaller and smaller micro-batches until it fits."""
+        while True:
+            split = self._split(micro_batches)
+            try:
+                return train_step.run_once(step, split)
+            except Exception as error:
+                num_groups = max(len(batch.groups) for batch in split)
+                can_repeat = UPDATE_STARTED not in getattr(error, "__notes__", ())
+                if not (is_out_of_memory(error) and can_repeat and num_groups > 1):
+                    raise
+            # Outside the handler: the traceback of the error holds the activations that did not fit.
+            before = max(len(batch) for batch in split)
+            self.micro_batch_size.halve(num_groups)
+            train_step.reset()
+            self.release_memory()
+            after = max(len(batch) for batch in self._split(micro_batches))
+            self.warn(f"out of memory with micro-batches of {before}: repeating the step with {after}", step)
+
+    def _split(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        return [part for batch in micro_batches for part in batch.split(self.micro_batch_size.max_groups)]
+
+
+def out_of_memory_error(run: PreparedRun) -> ResourceError:
+    """The error for a run that does not fit, with the largest micro-batch to try next."""
+    recipe, plan = run.recipe, run.plan
+    # With one process `auto` has already tried every size down to one group.
+    is_smallest = recipe.batch.micro == "auto" and run.process_group.world_size == 1
+    if plan.micro_groups > 1 and not is_smallest:
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        then = f"use smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
+    elif recipe.batch.group == "micro":
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        smaller = max(1, plan.micro_batch // 2)
+        then = f"use smaller ones: --set batch.micro={smaller} (each is a batch norm group: results change)"
+    else:
+        why = f"a batch norm group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not split"
+        saving = (
+            "" if recipe.memory.activation_checkpointing != "off" else "--set memory.activation_checkpointing=auto, or "
+        )
+        then = f"{saving}smaller groups: --set batch.group=N (results change)"
+    return ResourceError("out of memory", where=run.device.describe(), why=why, then=then)

@@ -21,18 +21,19 @@ from typing import Any
 
 import torch
 
+from reconv.build.checks import describe_ranks
 from reconv.build.code import code_digests, describe_changed_code, describe_python_objects
-from reconv.build.data_context import DataFingerprintLogger, DataWaitLogger, open_data_context
+from reconv.build.data_context import open_data_context
 from reconv.build.init_weights import check_init
 from reconv.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.build.network import build_graph_capture
 from reconv.build.task_builder import build_loss, check_class_weights, check_metric
 from reconv.build.teacher import read_teacher
-from reconv.build.train_state import TrainState, build_train_state, build_train_step
+from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_identity import RunIdentity, read_identity, write_identity
 from reconv.checkpoint.store import folder_name
-from reconv.cluster.environment_checks import untested_note
+from reconv.core.compat import untested_note
 from reconv.core.custom_code import code_errors
 from reconv.core.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.core.machine import Machine, usable_cores
@@ -46,16 +47,16 @@ from reconv.logging.clock import RunClock
 from reconv.logging.event_log import EventFile, read_event_file
 from reconv.logging.events import AttemptStarted, Event
 from reconv.logging.phases import Phase
-from reconv.logging.run_dir import RunDir
+from reconv.logging.run_dir import RunDir, read_summary
 from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.precision import check_precision
 from reconv.recipe.load.identity import recipe_digest
 from reconv.recipe.loader import Override, dump
-from reconv.report.summary import read_summary
 from reconv.storage.files import remove_temporaries, write_atomic
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.callbacks.checkpoint_average import CheckpointAveraging
 from reconv.trainer.callbacks.custom import CustomCallbacks, check_callbacks
+from reconv.trainer.callbacks.data_wait import DataFingerprintLogger, DataWaitLogger
 from reconv.trainer.callbacks.early_stopping import EarlyStopping
 from reconv.trainer.callbacks.live_report import LiveReport
 from reconv.trainer.callbacks.mirror_requests import MirrorRequests
@@ -66,26 +67,23 @@ from reconv.trainer.callbacks.unfreeze import UnfreezeBackbone
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile
+from reconv.trainer.loop import Trainer
 from reconv.trainer.micro_batch import choose_micro_batch
-from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.prepare_run import PreparedRun, prepare_run
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.resume import (
     ExistingRun,
     create_run_dir,
 )
-from reconv.trainer.run_finalizer import RunFinalizer
-from reconv.trainer.run_result import RunResult
-from reconv.trainer.run_setup import RunArgs, describe_ranks, local_out, print_early
-from reconv.trainer.step import TrainStep
-from reconv.trainer.stop_after import StopAfter
-from reconv.trainer.stop_signal import StopSignal
-from reconv.trainer.trainer import Trainer
+from reconv.trainer.run_finalizer import RunFinalizer, RunOutcome
+from reconv.trainer.run_setup import RunArgs, local_out, print_early
+from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step
+from reconv.trainer.stop import StopAfter, StopSignal
 
 _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
 
-def run_training(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult:
+def run_training(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunOutcome:
     """Train as the arguments say, in this process; `run_on_devices` starts it in several."""
     run: TrainingRun | None = None
     try:
@@ -96,7 +94,7 @@ def run_training(args: RunArgs, on_event: Callable[[Event], None] | None) -> Run
     except PreemptedError as error:
         if not args.return_when_interrupted or run is None or run.stop_signal.signal_number != signal.SIGINT:
             raise
-        return RunResult(run.run_dir.path, read_summary(run.run_dir.path), int(error.code))
+        return RunOutcome(run.run_dir.path, read_summary(run.run_dir.path), int(error.code))
     return run.result
 
 
@@ -185,7 +183,7 @@ class TrainingRun(PreparedRun):
             prepared.mirror.start(existing.run_dir)
         logger, clock = RunLogger(), RunClock()
         finalizer = RunFinalizer(prepared, existing.run_dir, clock, logger)
-        finalizer.result = RunResult(existing.run_dir.path, existing.summary, ExitCode.OK, was_finished=True)
+        finalizer.result = RunOutcome(existing.run_dir.path, existing.summary, ExitCode.OK, was_finished=True)
         return cls(
             **_fields(prepared),
             run_dir=existing.run_dir,
@@ -202,7 +200,7 @@ class TrainingRun(PreparedRun):
         return self.existing is not None and self.existing.is_finished
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunOutcome:
         """How the run ended; available after the `with` block."""
         if self.finalizer.result is None:
             raise RuntimeError("the result is only available after the `with` block")

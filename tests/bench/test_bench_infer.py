@@ -21,7 +21,7 @@ from reconv.cli import main
 from reconv.core.errors import UsageError
 from reconv.inference.backends.captured_network import FusedInference
 from reconv.inference.backends.fold import fold_batch_norms
-from reconv.inference.backends.folded_network import fold_network
+from reconv.inference.backends.folded import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.models import build_model
 

@@ -16,11 +16,6 @@ from PIL import Image
 
 import reconv
 import reconv.data.stage_timing as stages_module
-from reconv.build.data_context import (
-    DataWaitLogger,
-    data_wait_advice,
-    slowest_stage,
-)
 from reconv.core.errors import ResourceError, UsageError
 from reconv.data.stage_timing import StageTimes, record_stage, timed
 from reconv.logging.clock import RunClock
@@ -34,6 +29,7 @@ from reconv.recipe.parts.data import DataConfig, Decoder
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import check_worker_memory
+from reconv.trainer.callbacks.data_wait import DataWaitLogger, data_wait_advice, slowest_stage
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.progress import Counters
 

@@ -21,12 +21,12 @@ from reconv.data.readers import arrays
 from reconv.logging.events import DataFingerprint
 from reconv.logging.events import Event as RunEvent
 from reconv.recipe.loader import load
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.dry_run import dry_run
+from reconv.trainer.loop import Trainer
 from reconv.trainer.prepare_run import prepare_run
 from reconv.trainer.run_setup import RunArgs
 from reconv.trainer.show_batch import show_batch
-from reconv.trainer.trainer import Trainer
 from reconv.trainer.training_run import TrainingRun
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from reconv.core.batch import Batch
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 

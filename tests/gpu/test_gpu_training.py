@@ -17,7 +17,7 @@ from reconv.bench.run import bench_args, open_bench_run
 from reconv.bench.timing import StepTimer
 from reconv.build.loaders import build_eval_loader, build_train_loader
 from reconv.build.network import build_graph_capture
-from reconv.build.train_state import build_train_state, build_train_step
+from reconv.build.train_state import build_train_state
 from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import BlockingTransfer
@@ -26,6 +26,7 @@ from reconv.device import open_device
 from reconv.logging.events import EvalFinished, Event, LogMessage
 from reconv.logging.run_logger import RunLogger
 from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.step import build_train_step
 from reconv.trainer.training_run import TrainingRun
 
 RECIPE, BATCH, STEPS = "resnet50-habana-1card-bf16", 128, 10

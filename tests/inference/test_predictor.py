@@ -18,7 +18,7 @@ from reconv.core.errors import CheckpointError, DataError, UsageError
 from reconv.data.readers.digits import open_digits
 from reconv.detection.postprocess import Detections
 from reconv.inference.image_input import ImageInput, to_pil
-from reconv.inference.output_predictions import boxes_in_pixels
+from reconv.inference.outputs import boxes_in_pixels
 from reconv.inference.predictions import DetectedBox, Prediction, PredictionList
 from reconv.inference.predictor import Predictor
 from reconv.tasks.detection import DetectionTask

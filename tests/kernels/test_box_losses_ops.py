@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import generate_anchors
+from reconv.detection.annotation import Annotation
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig

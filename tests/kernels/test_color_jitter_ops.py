@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reconv.core.batch import Batch
 from reconv.data.transforms.color import device_color_params, jitter_on_device
-from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER, FLIPS
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.ops.color_jitter import jitter_and_normalize, supports

@@ -21,7 +21,7 @@ from reconv.kernels.block_graph import BlockGraph, trace_block
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
 from reconv.kernels.ops.batch_norm import ACTIVATION_IDS
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d, LayerState
 from reconv.models.mobilenet import InvertedResidual as OurInvertedResidual
 from reconv.models.mobilenet import MobileNetV2Spec

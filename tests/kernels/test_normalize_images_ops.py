@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
 from reconv.kernels.jit.launch import trace_launches

@@ -23,7 +23,7 @@ from reconv.kernels.fused.ssd import SSDFeatureMaps
 from reconv.kernels.fused.sums import single
 from reconv.kernels.jit.launch import KernelVariant, launch, register_compilations, variant_of
 from reconv.kernels.ops.box_losses import AnchorLayout, box_losses, empty_ground_truth
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
@@ -207,7 +207,7 @@ import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.kernels.fuse import fuse, fuse_max_pools
-from reconv.kernels.trace_kernels import trace_kernels
+from reconv.kernels.trace import trace_kernels
 
 fastnet = build_model("fastnet_cifar", num_classes=4).to(memory_format=torch.channels_last)
 fuse_max_pools(fastnet)

@@ -14,7 +14,7 @@ from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.state import decode_state, encode_state
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.parts.code import CodeConfig
-from reconv.tasks.task import Metrics
+from reconv.tasks.base import Metrics
 
 NUM, CLASSES = 60, 7
 

@@ -14,7 +14,7 @@ from reconv.migrate.flag_reference import REQUIRED, documented_flags, example_wo
 from reconv.migrate.flags import Flag
 from reconv.migrate.migration import Migration, finish, migrate_command, wanted_recipe
 from reconv.migrate.programs import PROGRAMS
-from reconv.migrate.programs.program import Program
+from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import OVERRULED
 from reconv.optim.lr_schedule import learning_rate

@@ -12,10 +12,11 @@ from run_example import write_run
 from reconv.logging.event_log import EventLog
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.formatting import result, state
+from reconv.logging.run_dir import read_summary
 from reconv.recipe.load.adapt import describe
 from reconv.report.run_record import load_run_record
 from reconv.report.sections import changed_fields
-from reconv.report.summary import read_summary, summarize, write_summary
+from reconv.report.summary import summarize, write_summary
 
 KEYS = {
     *("recipe", "task", "metric", "value", "best", "steps", "images", "wall_s"),

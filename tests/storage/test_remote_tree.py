@@ -11,7 +11,7 @@ import pytest
 from web_folder import WebFolder
 
 from reconv.core.errors import ChangedDataError, DataError, ExitCode, UnreadableDataError
-from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.dataset import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Split, sample_files, sample_ranges

@@ -12,7 +12,7 @@ from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
 from reconv.core.errors import DataError
-from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.dataset import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import check

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from data_examples import encode, noise
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
+from reconv.data.boxes.annotations import NO_TARGET, DetectionDataset
 from reconv.data.dataset import Sample
+from reconv.detection.annotation import Annotation
 
 
 class Listed(DetectionDataset):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from reconv.core.batch import Batch
-from reconv.data.boxes.annotations import Annotation, make_annotation
+from reconv.detection.annotation import Annotation, make_annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_matches import ImageDetections
 

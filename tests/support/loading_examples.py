@@ -8,7 +8,7 @@ import numpy as np
 
 from reconv.data.dataset import NamedArrays, select_rows
 from reconv.data.decode.pillow import to_image
-from reconv.data.transforms.host_transforms import eval_transform, train_transform
+from reconv.data.transforms.host import eval_transform, train_transform
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import generate_anchors
+from reconv.detection.annotation import Annotation
 from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import broadcast_iou, cxcywh_to_xyxy
 from reconv.detection.postprocess import PostprocessConfig

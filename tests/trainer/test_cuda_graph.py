@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
+from reconv.device.graphs import MAX_GRAPHS
 from reconv.recipe.parts.optimizer import OptimizerConfig
-from reconv.trainer.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, StepGraphs
-from reconv.trainer.step import StepResult
+from reconv.trainer.step import WARMUP_STEPS, StepGraphs, StepResult
 
 from .conftest import Parts, batch
 

@@ -21,13 +21,12 @@ from reconv.checkpoint.safetensors_bytes import encode
 from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Cpu
+from reconv.device.graphs import MAX_GRAPHS
 from reconv.logging.events import EvalFinished
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.evaluation import InferenceStep, evaluate
-from reconv.trainer.cuda_graph import MAX_GRAPHS
-from reconv.trainer.eval_graphs import EvalGraphs
-from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.evaluator import EvalGraphs, Evaluator
 from reconv.trainer.training_run import TrainingRun
 
 from .conftest import Parts, batch

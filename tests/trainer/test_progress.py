@@ -19,14 +19,14 @@ from reconv.device import open_device
 from reconv.logging.events import CheckpointSaved, EvalFinished, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
-from reconv.trainer.callback import TrainerCallback
-from reconv.trainer.trainer import Trainer
-from reconv.trainer.training_run import RunResult, TrainingRun
+from reconv.trainer.callbacks.base import TrainerCallback
+from reconv.trainer.loop import Trainer
+from reconv.trainer.training_run import RunOutcome, TrainingRun
 
 SHORT = {"length": "4step", "data.subset_percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 
 
-def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> RunResult:
+def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> RunOutcome:
     given = [(name, value, "--set") for name, value in (SHORT | fields).items()]
     return reconv.train("quickstart", out=folder, overrides=given, on_event=None if seen is None else seen.append)
 

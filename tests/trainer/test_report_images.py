@@ -17,9 +17,10 @@ from reconv.api import RunResult
 from reconv.build.datasets import check_has_objects
 from reconv.cli import main
 from reconv.core.errors import DataError, ExitCode, UsageError
-from reconv.data.boxes.annotations import Annotation, DetectionDataset, make_annotation
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Sample
 from reconv.data.inspect.draw_boxes import class_color
+from reconv.detection.annotation import Annotation, make_annotation
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished, ImageLogged
 from reconv.metrics import coco_eval as coco

@@ -84,8 +84,8 @@ def _convert_downloaded(source: Path, destination: Path, kind: str, quiet: bool)
     """Convert a dataset that was downloaded, with the defaults of `data convert`."""
     from reconv.core.machine import Machine, cores_per_process
     from reconv.data.boxes.annotations import DetectionDataset
-    from reconv.data.convert.convert import convert as write
-    from reconv.data.convert.convert import make_target
+    from reconv.data.convert.dataset import convert as write
+    from reconv.data.convert.dataset import make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
     from reconv.distributed.shared_work import joined_ranks
@@ -209,8 +209,8 @@ def convert(
     """
     from reconv.core.machine import Machine, cores_per_process
     from reconv.data.boxes.annotations import DetectionDataset
-    from reconv.data.convert.convert import convert as write
-    from reconv.data.convert.convert import make_target
+    from reconv.data.convert.dataset import convert as write
+    from reconv.data.convert.dataset import make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
     from reconv.distributed.shared_work import joined_ranks

@@ -19,7 +19,7 @@ from reconv.cli.options import (
 from reconv.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from reconv.inference.backends.backend import BackendName, Precision
+    from reconv.inference.backends.base import BackendName, Precision
     from reconv.inference.image_reader import DecoderName
 
 _EXTRA = ("starlette", "uvicorn", "python_multipart", "prometheus_client")

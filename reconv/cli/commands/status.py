@@ -15,7 +15,7 @@ from reconv.cli.options import Command, emit_json, json_option, print_table
 from reconv.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from reconv.report.run_status import RunStatus
+    from reconv.cluster.status import RunStatus
 
 _INTERVAL_S = 5.0
 
@@ -37,7 +37,7 @@ def status(runs: tuple[str, ...], watch: bool, json_file: str | None) -> int:
     """
     if watch and json_file is not None:
         raise UsageError("--watch and --json cannot be combined", then="use one of them")
-    from reconv.report.run_status import find_runs, read_statuses
+    from reconv.cluster.status import find_runs, read_statuses
 
     folders = [Path(run) for run in runs] or [Path("runs")]
     while True:

@@ -166,7 +166,7 @@ def run_training(
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     with pause_gc():
         import_torch()
-        from reconv.trainer.python_api import train as run_train  # reconv.api imports all of inference
+        from reconv.api.training import train as run_train  # reconv.api imports all of inference
 
     console = "json" if args.json_file == STDOUT else "quiet" if args.quiet else "auto"
     result = run_train(

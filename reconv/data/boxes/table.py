@@ -14,9 +14,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import F32, Annotation, AnnotationError, Flags
+from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.dataset import I64, Split
 from reconv.data.file_list import FileList
+from reconv.detection.annotation import F32, Annotation, Flags
 from reconv.recipe.parts.data import DataConfig
 
 UNKNOWN = -1  # the label of a box of an unknown class

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from reconv.data.boxes.annotations import Annotation, AnnotationError
+from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.convert.staging import Facts, StagingDir
 from reconv.data.convert.transcode import TranscodedSample, size_of
 from reconv.data.convert.writers import (
@@ -27,9 +27,10 @@ from reconv.data.convert.writers import (
     folder_shard_name,
 )
 from reconv.data.dataset import Sample, Split
-from reconv.data.pipeline.detection_pipeline import require_annotation
+from reconv.data.pipeline.detection import require_annotation
 from reconv.data.readers.detection import box_tfrecord as features
 from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_record
+from reconv.detection.annotation import Annotation
 
 
 def scale_boxes(item: TranscodedSample) -> TranscodedSample:

@@ -27,7 +27,7 @@ from reconv.data.decode.pillow import to_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.inspect.examine import Examined, RejectedSample, decode_examined, encode_examined, examine
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
-from reconv.data.pipeline.detection_pipeline import decode_annotated
+from reconv.data.pipeline.detection import decode_annotated
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import open_journal, part_size, run_parts
 from reconv.recipe.parts.data import DataConfig

@@ -16,7 +16,7 @@ from reconv.core.text import printable
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.dataset import Dataset, Sample
 from reconv.data.decode.pillow import decode_image, formats_of
-from reconv.data.pipeline.detection_pipeline import decode_annotated
+from reconv.data.pipeline.detection import decode_annotated
 
 _EXIF_ORIENTATION = 0x0112
 

@@ -39,7 +39,7 @@ from reconv.data.readers.folder import (
     locate_split,
     split_folder,
 )
-from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.readers.shards.memory_map import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig

@@ -11,8 +11,8 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.sampler import make_sampler
-from reconv.data.transforms.custom_transforms import device_transforms
-from reconv.data.transforms.host_transforms import train_preprocess
+from reconv.data.transforms.custom import device_transforms
+from reconv.data.transforms.host import train_preprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.data.transforms.params import device_params, effective_augment
 from reconv.recipe.parts.data import PreprocessConfig

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from reconv.core.batch import Batch, CopyEvent
 from reconv.data.dataset import U8, NamedArrays
-from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.pipeline.samples import Column
 
 _ALIGN_BYTES = 64  # a cache line
 

@@ -18,7 +18,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.kept_batches import KeptBatches
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.read_ahead import read_ahead
-from reconv.data.pipeline.sample_pipeline import (
+from reconv.data.pipeline.samples import (
     MAX_PREPROCESSED_BYTES,
     MakeSamplePipeline,
     SamplePipeline,

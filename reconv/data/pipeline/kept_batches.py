@@ -12,7 +12,7 @@ import torch
 from reconv.core.batch import Batch
 from reconv.data.dataset import U8
 from reconv.data.pipeline.buffers import Buffer, HostToDevice, buffer_layout, private_buffer, whole_pages
-from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.pipeline.samples import Column
 
 
 class KeptBatches:

@@ -18,7 +18,7 @@ from torch import Tensor
 from reconv.core.errors import DataError
 from reconv.data.dataset import I64, Dataset, LabelError, NamedArrays, select_rows
 from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, HostToDevice
-from reconv.data.pipeline.sample_pipeline import SamplePipeline
+from reconv.data.pipeline.samples import SamplePipeline
 from reconv.data.pipeline.workers.thread_pool import FillTask, Wait, Workers
 from reconv.data.stage_timing import Seconds, StageTimes
 

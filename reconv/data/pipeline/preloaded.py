@@ -14,7 +14,7 @@ from reconv.core.batch import Batch
 from reconv.core.errors import RecipeError
 from reconv.data.dataset import I64, Dataset, NamedArrays
 from reconv.data.pipeline.batch_assembler import BatchAssembler
-from reconv.data.pipeline.sample_pipeline import preprocessed_images
+from reconv.data.pipeline.samples import preprocessed_images
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.transforms.geometry import CROP_CORNER
 from reconv.data.transforms.params import host_params

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from reconv.core.errors import DataError
-from reconv.data.boxes.annotations import Annotation, DetectionDataset
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import (
     I64,
     ByteRange,
@@ -21,6 +21,7 @@ from reconv.data.dataset import (
     is_multilabel,
     sample_ranges,
 )
+from reconv.detection.annotation import Annotation
 
 _OVERHEAD_BYTES = 400  # of a cached sample beside its data: objects, name, entry in the dict; measured 340
 _NUM_SAMPLED = 64

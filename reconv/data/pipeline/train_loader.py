@@ -21,7 +21,7 @@ from reconv.data.pipeline.batch_assembler import BatchAssembler
 from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
 from reconv.data.pipeline.preloaded import PreloadedLoader
 from reconv.data.pipeline.read_ahead import read_ahead
-from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.samples import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, open_workers
 from reconv.data.readers.synthetic import SyntheticDeviceDataset
 from reconv.recipe.plan import Plan

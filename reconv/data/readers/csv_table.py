@@ -22,7 +22,7 @@ from reconv.core.errors import DataError
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.file_list import FileList, digest_files
 from reconv.data.readers.folder import SPLIT_FOLDERS
-from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.readers.shards.memory_map import GroupedDataError
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage import read_limits

@@ -38,8 +38,9 @@ from reconv.data.readers.detection.yolo import open_yolo
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
-from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.dataset import ShardDataset
+from reconv.data.readers.shards.packed import PackedDataset
+from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.synthetic import (
     NUM_CLASSES,
     NUM_SAMPLES,
@@ -48,7 +49,6 @@ from reconv.data.readers.synthetic import (
     SyntheticDeviceDataset,
 )
 from reconv.data.readers.tar import open_tar
-from reconv.data.readers.tfrecord import TFRECORD
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
 

@@ -20,10 +20,10 @@ from reconv.data.readers.folder import has_class_folders, is_image_name, is_unre
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.archives import has_imagenet_archives
 from reconv.data.readers.imagenet.raw_validation import find_label_source
-from reconv.data.readers.packed import is_packed
 from reconv.data.readers.shards.dataset import detect_shards
+from reconv.data.readers.shards.packed import is_packed
+from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.tar import TAR
-from reconv.data.readers.tfrecord import TFRECORD
 from reconv.recipe.presets import nearest
 from reconv.storage.data_errors import unreadable
 from reconv.storage.local import is_folder, listing

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.transforms.auto_augment import auto_augment_params
 from reconv.data.transforms.color import color_params, device_color_params, is_jittered_on_device, is_jittered_on_host
-from reconv.data.transforms.custom_transforms import extra_host_params
+from reconv.data.transforms.custom import extra_host_params
 from reconv.data.transforms.geometry import alternating_flips, crop_params, erase_boxes, random_flips
 from reconv.recipe.parts.data import AugmentConfig, ZoomOutConfig
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from reconv.exporters.formats.torch_export import MODEL_FILE, quiet_exporter, trace
+from reconv.exporters.formats.torch_export import MODEL_FILE
 from reconv.exporters.metadata import ExportMetadata
+from reconv.inference.backends.exported import quiet_exporter, trace
 
 if TYPE_CHECKING:
     from reconv.exporters.targets import ExportOptions

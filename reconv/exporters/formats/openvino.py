@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from reconv.exporters.formats import onnx as onnx_file
 from reconv.exporters.metadata import ExportMetadata
-from reconv.inference.backends import onnx_file
 
 if TYPE_CHECKING:
     from reconv.exporters.targets import ExportOptions

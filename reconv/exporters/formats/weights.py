@@ -15,7 +15,7 @@ from reconv.core.errors import UsageError
 from reconv.exporters.folder import write_json
 from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.package_networks import PackageNetwork, find_package_network, timm_names
-from reconv.inference.backends.whole_model import ExportClassifier
+from reconv.inference.backends.exported import ExportClassifier
 from reconv.inference.predictor import Predictor
 from reconv.models.external import import_package
 from reconv.recipe.parts.code import names_code

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reconv.exporters.gate.check import USE_DATA, GateResult, Reference, compare_pixels
 from reconv.exporters.gate.images import GateImage
-from reconv.inference.backends.average_precision import average_precision, boxes_of
+from reconv.metrics.average_precision import average_precision, boxes_of
 
 SCORE_BOUND = 1e-4
 BOX_BOUND = 1e-4  # of a corner, in sides of the network's input

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from reconv.build.task_builder import build_postprocess
 from reconv.core.errors import DataError, ExportError
-from reconv.data.transforms.device_transforms import Normalize
-from reconv.data.transforms.host_transforms import eval_transform
+from reconv.data.transforms.device import Normalize
+from reconv.data.transforms.host import eval_transform
 from reconv.exporters.gate.images import GateImage, GateImages
-from reconv.inference.backends.average_precision import detection_outputs
 from reconv.inference.image_input import ImageFile, to_pil
 from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor
+from reconv.metrics.average_precision import detection_outputs
 from reconv.tasks.tta import average_views
 
 BATCH_SIZE = 64

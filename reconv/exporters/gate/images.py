@@ -14,9 +14,9 @@ from PIL import Image
 
 from reconv.build.datasets import limit_samples
 from reconv.core.errors import DataError, UsageError
-from reconv.data.boxes.annotations import Annotation
 from reconv.data.dataset import Dataset, sample_files
 from reconv.data.decode.pillow import to_image
+from reconv.detection.annotation import Annotation
 from reconv.inference.eval_data import open_eval_set
 from reconv.inference.image_input import image_files
 from reconv.inference.predictor import Predictor

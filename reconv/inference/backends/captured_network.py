@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reconv.device.graphs import GraphCapture
 from reconv.inference.backends.compiler import compile_inference
 from reconv.inference.backends.outputs import largest_difference
-from reconv.trainer.cuda_graph import GraphCapture
 
 MAX_DIFFERENCE = 0.1  # relative to the largest output; a few percent are normal in bf16
 MAX_ROUNDING_FACTOR = 2.0  # or relative to the plain network's own rounding, which is large in untrained networks

@@ -11,9 +11,9 @@ import torch
 from reconv.build.network import Network
 from reconv.core.errors import ReconvError, UsageError
 from reconv.device import Device
-from reconv.inference.backends.backend import BackendName, InferenceBackend, Precision
+from reconv.inference.backends.base import BackendName, InferenceBackend, Precision
 from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.folded_network import FoldedNetwork, fold_network
+from reconv.inference.backends.folded import FoldedNetwork, fold_network
 from reconv.inference.backends.outputs import fixed_images, largest_difference
 from reconv.inference.backends.precisions import (
     DTYPES,

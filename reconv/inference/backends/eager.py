@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reconv.build.loaders import build_eval_preprocess
 from reconv.build.network import Network
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend
 from reconv.recipe.schema import Recipe
 from reconv.tasks.evaluation import eval_mode
 from reconv.tasks.tta import average_views

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from reconv.data.transforms.device_transforms import EvalPreprocess
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.data.transforms.device import EvalPreprocess
+from reconv.device.graphs import GraphCapture
+from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.captured_network import CapturedInference, FusedInference
-from reconv.inference.backends.folded_network import FoldedNetwork
+from reconv.inference.backends.folded import FoldedNetwork
 from reconv.recipe.schema import Recipe
 from reconv.tasks.tta import average_views
-from reconv.trainer.cuda_graph import GraphCapture
 
 MAX_BATCH = 256  # images of the largest graph; larger batches are split
 

@@ -28,11 +28,11 @@ from reconv.core.errors import UsageError
 from reconv.core.python_child import python_command
 from reconv.device.amx import reports_amx
 from reconv.device.base import Device
-from reconv.inference.backends.average_precision import average_precision, detection_outputs
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend, check_packages, network_digest, onnx_file
 from reconv.inference.backends.quantize import MAX_DROP, quantize_onnx
 from reconv.inference.calibration import CalibrationSource, HeldOutImages
+from reconv.metrics.average_precision import average_precision, detection_outputs
 from reconv.recipe.schema import Recipe
 from reconv.storage.cache import cache_dir
 from reconv.storage.files import write_atomic

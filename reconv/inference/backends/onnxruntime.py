@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from reconv.core.errors import UsageError
-from reconv.inference.backends.backend import InferenceBackend
-from reconv.inference.backends.onnx_file import OPSET, export_onnx
-from reconv.inference.backends.whole_model import ExportClassifier, ExportNormalize, example_images
+from reconv.inference.backends.base import InferenceBackend
+from reconv.inference.backends.exported import OPSET, ExportClassifier, ExportNormalize, example_images, export_onnx
 from reconv.models import SSDOutput
 from reconv.recipe.schema import Recipe
 from reconv.storage.cache import cache_dir

@@ -10,7 +10,7 @@ import torch
 from reconv.core.errors import UsageError
 from reconv.device import Device
 from reconv.device.cpu_features import has_bf16, has_int8
-from reconv.inference.backends.backend import Precision
+from reconv.inference.backends.base import Precision
 from reconv.recipe.schema import Recipe
 
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}

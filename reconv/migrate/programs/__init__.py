@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from reconv.core.errors import UsageError
 from reconv.migrate.command_line import shorten
+from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.detection_references import NVIDIA_SSD, TORCHVISION_DETECTION
 from reconv.migrate.programs.graphcore import GRAPHCORE_TRAIN
 from reconv.migrate.programs.graphcore_tools import EMBEDDED, RESTORE, UPLOAD, VALIDATION, WEIGHT_AVERAGE
@@ -16,7 +17,6 @@ from reconv.migrate.programs.habana_tensorflow import HABANA_RESNEXT
 from reconv.migrate.programs.nvidia import NVIDIA_2019, NVIDIA_CONVNETS, NVIDIA_QUANTIZED
 from reconv.migrate.programs.nvidia_launch import LAUNCH
 from reconv.migrate.programs.nvidia_tools import CHECKPOINT_TO_MODEL, CLASSIFY, MODEL_TO_ONNX
-from reconv.migrate.programs.program import Program
 from reconv.migrate.programs.pytorch_imagenet import PYTORCH_IMAGENET
 from reconv.migrate.programs.timm_train import TIMM_TRAIN
 from reconv.migrate.programs.torchvision_reference import TORCHVISION_TRAIN

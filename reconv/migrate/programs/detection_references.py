@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
 from reconv.migrate.flag_tables import epochs, read_flags, steps
-from reconv.migrate.programs.program import Program, missing_data, refuse_positional, take_device
+from reconv.migrate.programs.base import Program, missing_data, refuse_positional, take_device
 from reconv.migrate.translation import Translation
 
 _OURS = "the detector here is SSD300 with a ResNet-34 backbone: other accuracy, other weights"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from reconv.migrate.flag_tables import epochs, read_flags, steps
 from reconv.migrate.flags import ParsedWords, Typed
+from reconv.migrate.programs.base import Program, missing_data, refuse_positional
 from reconv.migrate.programs.graphcore_configs import CONFIGURATIONS, configured
 from reconv.migrate.programs.graphcore_network import translate_network
 from reconv.migrate.programs.graphcore_optimizer import translate_optimizer, translate_schedule
-from reconv.migrate.programs.program import Program, missing_data, refuse_positional
 from reconv.migrate.translation import Translation
 
 _TABLES = ("main", "model", "dataset", "training", "schedule", "ipu", "logging")

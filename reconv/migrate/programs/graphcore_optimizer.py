@@ -6,7 +6,7 @@ import itertools
 
 from reconv.core.errors import UsageError
 from reconv.migrate.flag_tables import epochs
-from reconv.migrate.programs.program import needs_weights
+from reconv.migrate.programs.base import needs_weights
 from reconv.migrate.translation import Translation
 
 

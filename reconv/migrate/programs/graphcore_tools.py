@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flag_tables import epochs, read_flags
+from reconv.migrate.programs.base import Program, nothing_to_do, refuse_positional
 from reconv.migrate.programs.graphcore import FLAGS, graphcore_config, resume_run
 from reconv.migrate.programs.graphcore_network import translate_network
-from reconv.migrate.programs.program import Program, nothing_to_do, refuse_positional
 from reconv.migrate.translation import Translation
 
 

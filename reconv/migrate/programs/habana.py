@@ -10,7 +10,7 @@ from typing import get_args
 from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_small_text
 from reconv.migrate.flag_tables import epochs, read_flags, steps
-from reconv.migrate.programs.program import (
+from reconv.migrate.programs.base import (
     Program,
     missing_data,
     own_model,

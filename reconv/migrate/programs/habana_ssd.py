@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flag_tables import epochs, read_flags, steps
-from reconv.migrate.programs.program import Program, missing_data, refuse_positional
+from reconv.migrate.programs.base import Program, missing_data, refuse_positional
 from reconv.migrate.translation import Translation
 
 _DEFAULT_DATA = "/data/tensorflow/coco2017/ssd_tf_records"

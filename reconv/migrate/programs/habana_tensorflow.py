@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
 from reconv.migrate.flag_tables import epochs, read_flags, steps
-from reconv.migrate.programs.program import Program, missing_data, needs_weights, refuse_positional
+from reconv.migrate.programs.base import Program, missing_data, needs_weights, refuse_positional
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flag_tables import epochs, read_flags, steps
-from reconv.migrate.programs.program import Program, resume_checkpoint, start_epoch, take_data
+from reconv.migrate.programs.base import Program, resume_checkpoint, start_epoch, take_data
 from reconv.migrate.translation import Translation
 
 # Their name -> ours and options.

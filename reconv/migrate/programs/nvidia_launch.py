@@ -10,8 +10,8 @@ from reconv.core.errors import UsageError
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flag_tables import read_flags
 from reconv.migrate.flags import ParsedWords, Typed
+from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.nvidia import ARCHITECTURES, FLAGS_CONVNETS, translate_convnets
-from reconv.migrate.programs.program import Program
 from reconv.migrate.translation import Translation
 from reconv.recipe.presets import nearest
 

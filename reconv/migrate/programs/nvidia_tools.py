@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flag_tables import read_flags
+from reconv.migrate.programs.base import Program, nothing_to_do, refuse_positional
 from reconv.migrate.programs.nvidia import set_image_size, set_network
-from reconv.migrate.programs.program import Program, nothing_to_do, refuse_positional
 from reconv.migrate.translation import Translation
 
 

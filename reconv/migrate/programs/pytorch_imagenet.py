@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconv.migrate.flag_tables import epochs, read_flags
-from reconv.migrate.programs.habana import evaluate_weights
-from reconv.migrate.programs.program import (
+from reconv.migrate.programs.base import (
     Program,
     own_model,
     refuse_positional,
@@ -14,6 +13,7 @@ from reconv.migrate.programs.program import (
     start_epoch,
     take_data,
 )
+from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 

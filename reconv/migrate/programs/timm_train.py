@@ -12,7 +12,7 @@ from reconv.migrate.command_line import unfilled
 from reconv.migrate.config_file import read_config
 from reconv.migrate.flag_tables import epochs, read_flags, steps
 from reconv.migrate.flags import ParsedWords, Typed
-from reconv.migrate.programs.program import Program, resume_checkpoint, start_epoch, take_data, take_device
+from reconv.migrate.programs.base import Program, resume_checkpoint, start_epoch, take_data, take_device
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from reconv.core.errors import UsageError
 from reconv.migrate.flag_tables import epochs, read_flags
-from reconv.migrate.programs.habana import evaluate_weights
-from reconv.migrate.programs.program import (
+from reconv.migrate.programs.base import (
     Program,
     missing_data,
     own_model,
@@ -16,6 +15,7 @@ from reconv.migrate.programs.program import (
     start_epoch,
     take_device,
 )
+from reconv.migrate.programs.habana import evaluate_weights
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import Translation
 from reconv.recipe.model_names import MODEL_NAMES

@@ -24,10 +24,10 @@ from reconv.recipe.plan import averaging_window
 from reconv.recipe.units import Duration
 from reconv.report.run_record import load_run_record
 from reconv.storage.files import disk_errors, write_atomic
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.training_run import TrainingRun
 
 AVERAGED = "averaged"

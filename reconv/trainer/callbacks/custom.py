@@ -19,11 +19,11 @@ from reconv.logging.events import CheckpointSaved, Event, ScalarLogged, TrainPro
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.parts.code import CodeConfig
 from reconv.recipe.schema import Recipe
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.training_run import TrainingRun
 
 _STOP = "stop_reason"

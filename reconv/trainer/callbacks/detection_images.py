@@ -11,7 +11,7 @@ from PIL import Image
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import at_most
 from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_boxes
-from reconv.data.pipeline.detection_pipeline import decode_annotated
+from reconv.data.pipeline.detection import decode_annotated
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_dir import RunDir
 from reconv.logging.run_logger import RunLogger

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reconv.recipe.parts.evaluation import EarlyStoppingConfig
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from reconv.metrics.analysis import analyze_metrics
 from reconv.report.evaluation_files import write_classification_analysis, write_detection_analysis
 from reconv.report.html import write_report
 from reconv.report.page import LivePage
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.training_run import TrainingRun
 
 MAX_SHARE = 0.01  # of the time is spent on writing reports

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from reconv.checkpoint.mirror.upload import RunMirror
 from reconv.core.batch import Batch
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
 
 
 class MirrorRequests(TrainerCallback):

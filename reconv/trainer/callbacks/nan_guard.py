@@ -20,11 +20,11 @@ from reconv.device import Device
 from reconv.logging.events import NonFiniteStep
 from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import to_accumulate_dtype
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
 
 MAX_LISTED_SAMPLES = 16
 

@@ -24,12 +24,12 @@ from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.step import StepResult
-from reconv.trainer.stop_after import StopAfter
+from reconv.trainer.stop import StopAfter
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.training_run import TrainingRun
 
 DATA_WAIT = "data wait"

@@ -18,20 +18,20 @@ from reconv.data.inspect.draw_boxes import draw_batch_boxes
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import select
-from reconv.data.transforms.device_transforms import denormalize
+from reconv.data.transforms.device import denormalize
 from reconv.logging.events import ImageLogged
 from reconv.logging.phases import Phase
 from reconv.metrics.detection import DetectionMetrics
 from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import I64, ClassificationMetrics, PredictionTable
 from reconv.storage.files import write_atomic
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.callbacks.detection_images import log_detection_images
 from reconv.trainer.callbacks.live_report import write_analysis
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
     from reconv.trainer.training_run import TrainingRun
 
 NUM_TRAIN_IMAGES, GRID_COLUMNS = 32, 8

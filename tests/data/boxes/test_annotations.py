@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, DetectionSubset, make_annotation
+from reconv.data.boxes.annotations import NO_TARGET, DetectionDataset, DetectionSubset
 from reconv.data.dataset import Sample
+from reconv.detection.annotation import Annotation, make_annotation
 
 
 class Three(DetectionDataset):

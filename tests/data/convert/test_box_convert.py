@@ -15,8 +15,9 @@ from PIL import Image
 
 from reconv.cli import main
 from reconv.core.errors import DataError
-from reconv.data.boxes.annotations import Annotation, DetectionDataset
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.readers.dataset_factory import open_dataset
+from reconv.detection.annotation import Annotation
 from reconv.recipe.parts.data import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}

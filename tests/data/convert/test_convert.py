@@ -21,16 +21,16 @@ from PIL import Image
 
 from reconv.cli import main
 from reconv.core.errors import DataError, RunLockedError, UsageError
-from reconv.data.convert.convert import ConvertResult, convert, make_target
+from reconv.data.convert.dataset import ConvertResult, convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.decode.jpeg_header import read_header
 from reconv.data.decode.pillow import decode
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.data.readers.packed import PackedDataset
+from reconv.data.readers.shards.packed import PackedDataset
+from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.shards.tfrecord_format import parse_example
-from reconv.data.readers.tfrecord import TFRECORD
 from reconv.recipe.parts.data import DataConfig
 
 FORMATS = ("packed", "folder", "tar", "tfrecord")
@@ -152,7 +152,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from reconv.data.convert.transcode import TranscodeOptions
-from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.dataset import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 
 splits, root = open_splits(sys.argv[1], "auto", None, None)
@@ -459,7 +459,7 @@ def test_the_command_converts_and_refuses_contradictory_options(
 
 
 def test_packed_data_gives_the_batches_of_its_source(tree: Path, tmp_path: Path) -> None:
-    from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
+    from reconv.data.pipeline.samples import make_sample_pipeline
     from reconv.recipe.parts.data import PreprocessConfig
 
     run(tree, tmp_path / "new", "packed", TranscodeOptions(raw=True))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from reconv.build.datasets import open_datasets
 from reconv.core.errors import DataError
-from reconv.data.convert.convert import ConvertTarget, convert
+from reconv.data.convert.dataset import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import CheckReport, check, class_tiles
 from reconv.data.inspect.lenient_open import SPLITS, DataIssue

@@ -19,7 +19,7 @@ from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.host_transforms import train_preprocess
+from reconv.data.transforms.host import train_preprocess
 from reconv.data.transforms.params import host_params
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig

@@ -18,7 +18,7 @@ from reconv.core.errors import DataError
 from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, private_buffer
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.pipeline.samples import Column
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.recipe.parts.batch import BatchConfig

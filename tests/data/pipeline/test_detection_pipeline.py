@@ -15,13 +15,13 @@ from torch import Tensor
 
 from reconv.core.batch import Batch
 from reconv.core.errors import DataError
-from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.data.dataset import LabelError
-from reconv.data.pipeline.detection_pipeline import DetectionPipeline, make_detection_pipeline, mean_color
+from reconv.data.pipeline.detection import DetectionPipeline, make_detection_pipeline, mean_color
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
-from reconv.data.transforms.device_transforms import TrainPreprocess, flip_batch
+from reconv.data.transforms.device import TrainPreprocess, flip_batch
+from reconv.detection.annotation import Annotation, make_annotation
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
 from reconv.recipe.parts.detection import DetectionConfig

@@ -21,7 +21,7 @@ from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files, s
 from reconv.data.decode import native
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset
-from reconv.data.pipeline.sample_pipeline import DecodePipeline
+from reconv.data.pipeline.samples import DecodePipeline
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset

@@ -10,7 +10,7 @@ import pytest
 import torch
 from web_folder import WebFolder, web_folder
 
-from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.dataset import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset
@@ -18,7 +18,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.read_ahead import read_ahead
 from reconv.data.pipeline.train_loader import make_train_loader
-from reconv.data.readers.packed import PackedDataset
+from reconv.data.readers.shards.packed import PackedDataset
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan

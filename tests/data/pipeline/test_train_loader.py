@@ -22,7 +22,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.pipeline.sample_pipeline import ArrayPipeline, Column, DecodePipeline, make_sample_pipeline
+from reconv.data.pipeline.samples import ArrayPipeline, Column, DecodePipeline, make_sample_pipeline
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset

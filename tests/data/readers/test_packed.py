@@ -13,7 +13,7 @@ from reconv.core.errors import DataError, ExitCode
 from reconv.data.dataset import Sample
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.packed import PackedDataset, shard_name
+from reconv.data.readers.shards.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShard, PackedShardInfo, write_shard
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage.local import MappedFile, UnmappedFile, open_ranges

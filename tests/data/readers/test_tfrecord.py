@@ -24,6 +24,7 @@ from reconv.data.decode.pillow import decode
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.shards.dataset import ShardDataset
+from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.shards.tfrecord_format import (
     encode_example,
     parse_example,
@@ -32,7 +33,6 @@ from reconv.data.readers.shards.tfrecord_format import (
     record_spans,
     write_records,
 )
-from reconv.data.readers.tfrecord import TFRECORD
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage.local import ReadWindow
 from reconv.storage.tensorflow_encoding import MalformedError, masked_crc32c

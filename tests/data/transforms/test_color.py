@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance
 
 from reconv.core.batch import Batch
 from reconv.data.transforms.color import color_jitter, color_params, device_color_params, jitter_on_device, shift_hue
-from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER
 from reconv.recipe.parts.data import (
     AugmentConfig,

@@ -14,10 +14,10 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.core.custom_code import CustomCodeError, provide
 from reconv.core.errors import UsageError
-from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
+from reconv.data.pipeline.samples import make_sample_pipeline
 from reconv.data.readers.digits import open_digits
-from reconv.data.transforms.custom_transforms import device_transforms
-from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.custom import device_transforms
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 GRAY = PreprocessConfig(size=8, resize=None, channels=1, mean=(0.5,), std=(0.5,))

@@ -16,7 +16,7 @@ from reconv.data.transforms.geometry import (
     crop_params,
     random_resized_crop_box,
 )
-from reconv.data.transforms.host_transforms import resized_shorter_side, train_preprocess
+from reconv.data.transforms.host import resized_shorter_side, train_preprocess
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 

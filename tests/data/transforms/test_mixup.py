@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
 

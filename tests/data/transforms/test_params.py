@@ -12,7 +12,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
 from reconv.data.transforms.params import host_params
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import (

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import reconv
-from reconv.data.boxes.annotations import make_annotation
+from reconv.detection.annotation import make_annotation
 from reconv.detection.postprocess import PostprocessConfig, postprocess
 from reconv.exporters.detector import ExportDetector, NMSOperation
 from reconv.exporters.gate.boxes import BoxRules, compare_boxes, compare_detections
@@ -26,7 +26,7 @@ from reconv.exporters.gate.check import Reference
 from reconv.exporters.gate.images import GateImage
 from reconv.exporters.metadata import NMSRules
 from reconv.exporters.run_script import run_script
-from reconv.inference.backends.onnx_file import quiet_exporter, trace
+from reconv.inference.backends.exported import quiet_exporter, trace
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.parts.data import PreprocessConfig
 

@@ -13,12 +13,11 @@ from safetensors import safe_open
 
 import reconv
 from reconv.core.errors import UsageError
-from reconv.exporters.formats.torch_export import trace
 from reconv.exporters.formats.weights import write_torchvision_pth
 from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.package_networks import find_package_network, timm_names
 from reconv.exporters.targets import ExportOptions
-from reconv.inference.backends.whole_model import ExportClassifier, example_images
+from reconv.inference.backends.exported import ExportClassifier, example_images, trace
 from reconv.inference.predictor import Predictor
 from reconv.models import build_model
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.core.errors import ExportError, UsageError
-from reconv.inference.backends.onnx_file import quiet_exporter, trace
+from reconv.inference.backends.exported import quiet_exporter, trace
 from reconv.inference.backends.quantize import quantize_onnx
 from reconv.inference.calibration import CalibrationSource
 from reconv.inference.predictor import Predictor

@@ -13,7 +13,7 @@ import pytest
 from export_examples import odd_images
 
 from reconv.data.decode.pillow import decode_image
-from reconv.data.transforms.host_transforms import eval_transform
+from reconv.data.transforms.host import eval_transform
 from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.run_script import run_script
 from reconv.exporters.targets import TARGETS

@@ -27,12 +27,12 @@ from reconv.core.python_child import python_command
 from reconv.core.wait import ProcessWait
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import Buffer
+from reconv.data.pipeline.workers.main import FillRows, MapBuffer, Register, UnmapBuffer
 from reconv.data.pipeline.workers.shared_pickle import NotPicklableError, SharedPickle, pack, shared_file
 from reconv.data.pipeline.workers.thread_pool import FillTask, Wait
-from reconv.data.pipeline.workers.worker_main import FillRows, MapBuffer, Register, UnmapBuffer
 from reconv.data.stage_timing import Seconds
 
-_PROGRAM = "from reconv.data.pipeline.workers.worker_main import main; main()"
+_PROGRAM = "from reconv.data.pipeline.workers.main import main; main()"
 _WAIT_STEP_S = 1.0
 _NOTICE_S = 30.0  # a worker may be starting, or reading from a slow disk
 _CLOSE_TIMEOUT_S = 10  # for a worker to finish its rows before it is killed

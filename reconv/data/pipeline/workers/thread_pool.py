@@ -13,7 +13,7 @@ from typing import Protocol
 
 from reconv.data.dataset import I64, Dataset, NamedArrays, select_rows
 from reconv.data.pipeline.buffers import Buffer, BufferView, private_buffer
-from reconv.data.pipeline.sample_pipeline import SamplePipeline
+from reconv.data.pipeline.samples import SamplePipeline
 from reconv.data.stage_timing import Seconds, timed
 
 Wait = Callable[[], Seconds]  # waits until rows are filled; where the time went

@@ -12,12 +12,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from reconv.core.errors import DataError
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
+from reconv.data.boxes.annotations import NO_TARGET, DetectionDataset
 from reconv.data.boxes.table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, at_most
 from reconv.data.decode.pillow import formats_of, unidentified
 from reconv.data.file_list import MAX_SIZES
 from reconv.data.readers.validation_split import ValidationSplit
+from reconv.detection.annotation import Annotation
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage import read_limits
 from reconv.storage.local import read, read_bounded_text, size_bytes

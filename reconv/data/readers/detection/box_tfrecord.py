@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from reconv.core.errors import DataError
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, AnnotationError, DetectionDataset
+from reconv.data.boxes.annotations import NO_TARGET, AnnotationError, DetectionDataset
 from reconv.data.boxes.table import (
     UNKNOWN,
     BoxTable,
@@ -37,6 +37,7 @@ from reconv.data.readers.shards.tfrecord_format import (
     record_error,
     record_spans,
 )
+from reconv.detection.annotation import Annotation
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage import read_limits
 from reconv.storage.local import ReadWindow, read_bounded_text

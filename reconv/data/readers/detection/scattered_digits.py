@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image
 
 from reconv.core.random import hash_array, key, uniforms
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, make_annotation
+from reconv.data.boxes.annotations import NO_TARGET, DetectionDataset
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.digits import open_digits
+from reconv.detection.annotation import Annotation, make_annotation
 
 NUM_SAMPLES = 2000  # for training; validation has a fifth as many
 _SEED = 0

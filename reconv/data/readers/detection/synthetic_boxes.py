@@ -10,9 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from reconv.core.random import key, uniforms
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, make_annotation
+from reconv.data.boxes.annotations import NO_TARGET, DetectionDataset
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.synthetic import SyntheticDataset, class_pattern
+from reconv.detection.annotation import Annotation, make_annotation
 
 MAX_BOXES = 13
 _MIN_SIDE = 0.08  # of a box, relative to the image

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.core.errors import DataError
-from reconv.data.readers.shards.map_shards import map_shards
+from reconv.data.readers.shards.memory_map import map_shards
 from reconv.storage.bounded import open_file, parse_shallow_json, real_path
 from reconv.storage.cache import cache_dir
 from reconv.storage.data_errors import unreadable

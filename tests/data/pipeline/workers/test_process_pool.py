@@ -21,7 +21,7 @@ from data_examples import encode, noise
 
 from reconv.core import wait
 from reconv.core.errors import DataError, RankLostError, ResourceError, UsageError
-from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.dataset import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample
@@ -35,7 +35,7 @@ from reconv.data.pipeline.workers.shared_pickle import pack, unpack
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.readers.packed import PackedDataset, shard_name
+from reconv.data.readers.shards.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig

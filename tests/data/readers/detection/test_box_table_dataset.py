@@ -10,7 +10,7 @@ from box_examples import write_voc, write_yolo
 from detection_data import opened
 
 from reconv.core.errors import DataError
-from reconv.data.pipeline.detection_pipeline import DetectionPipeline
+from reconv.data.pipeline.detection import DetectionPipeline
 from reconv.recipe.parts.data import PreprocessConfig
 
 

@@ -9,7 +9,7 @@ from reconv.core.batch import Batch
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.loop import Trainer
 
 
 class TrainerCallback:

@@ -14,6 +14,7 @@ from reconv.logging import formatting as fmt
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.logging.run_dir import RunDir
+from reconv.trainer.run_finalizer import RunOutcome
 
 if TYPE_CHECKING:
     from reconv.inference.predictor import Predictor
@@ -72,13 +73,13 @@ def _row(event: TrainProgress | EvalFinished) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RunResult:
-    """The run directory, its summary and its exit code."""
+class RunResult(RunOutcome):
+    """The run directory, its summary and its exit code, with its history and its model."""
 
-    folder: Path
-    summary: dict[str, Any]
-    exit_code: int
-    was_finished: bool = False  # before this command, which had nothing to do
+    @classmethod
+    def of(cls, outcome: RunOutcome) -> RunResult:
+        """The result of a run that has ended."""
+        return cls(outcome.folder, outcome.summary, outcome.exit_code, outcome.was_finished)
 
     @property
     def metric(self) -> str | None:
@@ -98,7 +99,7 @@ class RunResult:
 
     def load(self, **options: Any) -> Predictor:
         """The trained model; see `reconv.load` for the options, such as `best=True`."""
-        from reconv.inference.predictor import load
+        from reconv.inference.predictor import load  # training needs none of it
 
         return load(self.folder, **options)
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from reconv.data.boxes.annotations import Annotation, AnnotationError
+from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.boxes.transforms import (
     VIEW_KEY,
     WHOLE_IMAGE,
@@ -26,9 +26,10 @@ from reconv.data.boxes.transforms import (
 )
 from reconv.data.dataset import F64, I64, U8, Dataset, NamedArrays, Sample
 from reconv.data.decode.pillow import RESAMPLING, decode_image, to_array, to_image
-from reconv.data.pipeline.sample_pipeline import Column, MakeSamplePipeline, SamplePipeline
+from reconv.data.pipeline.samples import Column, MakeSamplePipeline, SamplePipeline
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.params import effective_augment
+from reconv.detection.annotation import Annotation
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 from reconv.recipe.schema import Recipe
 

@@ -22,14 +22,13 @@ from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.tasks.evaluation import EvaluationStopped
-from reconv.trainer.callback import TrainerCallback
+from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.checkpointer import Checkpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.step import TrainStep
-from reconv.trainer.stop_after import StopAfter
-from reconv.trainer.stop_signal import StopSignal
+from reconv.trainer.stop import StopAfter, StopSignal
 
 
 class StoppedWithoutSaveError(ReconvError):

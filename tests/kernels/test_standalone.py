@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from reconv.kernels.fused.norm import StandaloneBatchNorm2d
 from reconv.kernels.jit import launch
-from reconv.kernels.public_fuse import fuse, unfuse
 from reconv.kernels.pure_code import why_not_traced
+from reconv.kernels.standalone import fuse, unfuse
 from reconv.models import build_model
 
 TOLERANCE = 2e-4

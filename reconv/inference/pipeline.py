@@ -20,10 +20,10 @@ from reconv.core.batch import Batch, CopyEvent
 from reconv.core.errors import DataError
 from reconv.detection.postprocess import Detections
 from reconv.device import Device
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.image_input import ImageInput
 from reconv.inference.image_reader import ImageInfo, ImageReader
-from reconv.inference.output_predictions import OutputClasses, Selection, make_predictions, select_outputs
+from reconv.inference.outputs import OutputClasses, Selection, make_predictions, select_outputs
 from reconv.inference.predictions import Prediction
 
 _ROWS_PER_TASK = 16  # most images that a thread reads in one task

@@ -1,27 +1,19 @@
-"""Work on batches as CUDA graphs: it runs eagerly first, then it is captured and replayed.
-
-`StepGraphs` does this for training steps. A replayed step computes what the eager one would, from the batch and the
-step's scalars alone.
-"""
+"""Calls on batches as CUDA graphs: captured once, then replayed with other inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.logging.phases import Phase, PhaseTimer
-from reconv.trainer.step import StepResult, StepScalars
 
-WARMUP_STEPS = 3  # eager steps first: they allocate every tensor and choose every algorithm that a capture must find
-DDP_WARMUP_STEPS = 11  # DistributedDataParallel times its first ten steps, which cannot be captured
 MAX_GRAPHS = 16  # each keeps the memory of its activations
 
-RunStep = Callable[[StepScalars, Sequence[Batch]], StepResult]
 T = TypeVar("T")
 Call = Callable[[Sequence[Tensor], Sequence[Batch]], T]
 
@@ -64,7 +56,7 @@ class CallGraphs(Generic[T]):
 
     device: GraphCapture
     clone: Callable[[T], T]  # the outputs in memory of their own: the next replay overwrites those of the graph
-    phases: PhaseTimer = field(default_factory=PhaseTimer)
+    timed: Callable[[], AbstractContextManager[None]] = nullcontext  # around each capture
     _captured: dict[Hashable, _CapturedCall[T]] = field(default_factory=dict)
 
     def __contains__(self, key: Hashable) -> bool:
@@ -76,7 +68,7 @@ class CallGraphs(Generic[T]):
 
     def capture(self, key: Hashable, call: Call[T], scalars: Sequence[float], batches: Sequence[Batch]) -> None:
         """Capture a call, with tensors in place of the scalars (int64 or float64) and of the batches."""
-        with self.phases.during(Phase.KERNELS):
+        with self.timed():
             device = batches[0].positions.device
             own_scalars = tuple(torch.tensor(value, dtype=_dtype(value), device=device) for value in scalars)
             own_batches = tuple(batch.map(torch.clone) for batch in batches)
@@ -92,33 +84,6 @@ class CallGraphs(Generic[T]):
         self._captured.clear()
 
 
-@dataclass(slots=True)
-class StepGraphs:
-    """One captured graph for each shape of batch."""
-
-    device: GraphCapture
-    warmup_steps: int = WARMUP_STEPS
-    phases: PhaseTimer = field(default_factory=PhaseTimer)
-    _num_runs: dict[Hashable, int] = field(default_factory=dict)
-    _graphs: CallGraphs[StepResult] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._graphs = CallGraphs(self.device, _cloned, self.phases)
-
-    def run(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
-        """Run a step eagerly the first times it sees a shape of batch, then capture and replay it."""
-        shape = tuple(batch_shape(batch) for batch in micro_batches)
-        values = (int(scalars.step), float(scalars.lr), float(scalars.ema_weight))
-        if shape not in self._graphs:
-            num_runs = self._num_runs[shape] = self._num_runs.get(shape, 0) + 1
-            if num_runs <= self.warmup_steps or self._graphs.is_full:
-                return self.device.run_on_stream(lambda: run_eager(scalars, micro_batches))
-            self._graphs.capture(
-                shape, lambda own, batches: run_eager(StepScalars(*own), batches), values, micro_batches
-            )
-        return self._graphs.replay(shape, values, micro_batches)
-
-
 def batch_shape(batch: Batch) -> Hashable:
     """What a capture fixes: the groups, and each tensor's name, shape, dtype and strides."""
     described = ((name, t.shape, t.dtype, t.stride()) for name, t in sorted(batch.tensors.items()))
@@ -127,16 +92,3 @@ def batch_shape(batch: Batch) -> Hashable:
 
 def _dtype(value: float) -> torch.dtype:
     return torch.int64 if isinstance(value, int) else torch.float64
-
-
-def _cloned(result: StepResult) -> StepResult:
-    """The result in memory of its own."""
-    weight = result.weight.clone() if isinstance(result.weight, Tensor) else result.weight
-    return replace(
-        result,
-        loss=result.loss.clone(),
-        weight=weight,
-        metrics={name: value.clone() for name, value in result.metrics.items()},
-        grad_norm=result.grad_norm.clone(),
-        ok=result.ok.clone(),
-    )

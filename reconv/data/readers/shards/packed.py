@@ -14,7 +14,7 @@ import numpy as np
 
 from reconv.core.errors import DataError
 from reconv.data.dataset import I64, ByteRange, RangeBacked, Sample, Split
-from reconv.data.readers.shards.map_shards import map_shards
+from reconv.data.readers.shards.memory_map import map_shards
 from reconv.data.readers.shards.packed_format import EXTENSION, PackedShard
 from reconv.storage.local import listing
 from reconv.storage.remote_tree import is_remote, shown_path

@@ -17,15 +17,14 @@ from torch import nn
 
 import reconv
 from reconv.api import RunResult
-from reconv.cluster.environment_checks import untested_note
-from reconv.core.compat import ranges_of
+from reconv.api.run_result import History
+from reconv.core.compat import ranges_of, untested_note
 from reconv.core.custom_code import require_trust
 from reconv.core.errors import ExitCode, PreemptedError, ReconvError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, LogMessage, TrainProgress
 from reconv.recipe.loader import load
 from reconv.recipe.parts.code import CodeReference
-from reconv.trainer.run_result import History
 
 SHORT = {"length": "4step", "schedule.warmup": "1step", "log.every": "1step", "evaluate.every": "4step"}
 

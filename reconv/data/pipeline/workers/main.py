@@ -19,7 +19,7 @@ import numpy as np
 from reconv.core.stop_signals import ignore_stop_signals
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.pipeline.buffers import BufferField
-from reconv.data.pipeline.sample_pipeline import SamplePipeline
+from reconv.data.pipeline.samples import SamplePipeline
 from reconv.data.pipeline.workers.shared_pickle import picklable_error, unpack
 from reconv.data.stage_timing import timed
 

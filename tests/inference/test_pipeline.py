@@ -19,10 +19,10 @@ from torch import Tensor
 from reconv.core.errors import DataError, UsageError
 from reconv.data.decode import native
 from reconv.device import Cpu
-from reconv.inference.backends.backend import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.image_reader import ImageReader
-from reconv.inference.output_predictions import OutputClasses, Selection, without_gc
-from reconv.inference.predict_pipeline import PixelBuffers, PredictPipeline, PredictStep
+from reconv.inference.outputs import OutputClasses, Selection, without_gc
+from reconv.inference.pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction
 from reconv.recipe.parts.data import PreprocessConfig
 

@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from reconv.api.objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
+from reconv.api.run_result import RunResult
 from reconv.cluster.elastic_config import ElasticConfig
 from reconv.cluster.elastic_run import train_elastic
 from reconv.core.custom_code import CodeConsent
@@ -18,8 +20,6 @@ from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
 from reconv.recipe.units import BatchPerDevice
-from reconv.trainer.python_objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
-from reconv.trainer.run_result import RunResult
 from reconv.trainer.run_setup import RunArgs, local_out, run_on_devices
 from reconv.trainer.training_run import run_training
 
@@ -143,8 +143,8 @@ def train(
         return_when_interrupted=in_ipython(),
     )
     if config is not None:
-        return train_elastic(config, run_training, args)
-    return run_on_devices(devices, run_training, args, on_event)
+        return RunResult.of(train_elastic(config, run_training, args))
+    return RunResult.of(run_on_devices(devices, run_training, args, on_event))
 
 
 def _elastic_config(elastic: str | None, rendezvous: str | None, devices: int | None) -> ElasticConfig | None:

@@ -29,9 +29,9 @@ from reconv.data.decode.pillow import to_image
 from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files, has_jpeg_files
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.stage_timing import record_stage
-from reconv.data.transforms.custom_transforms import host_transforms
+from reconv.data.transforms.custom import host_transforms
 from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
-from reconv.data.transforms.host_transforms import eval_transform, resized_shorter_side, train_transform
+from reconv.data.transforms.host import eval_transform, resized_shorter_side, train_transform
 from reconv.data.transforms.params import changes_images_on_host, host_params
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 

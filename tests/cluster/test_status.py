@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from run_example import BATCH, START_S, write_run
 
+from reconv.cluster.status import find_runs, read_status
 from reconv.cluster.submit.slurm_queue import QueuedJob, SubmittedJob, write_job
 from reconv.core.errors import CheckpointError
 from reconv.logging.run_dir import RunDir
-from reconv.report.run_status import find_runs, read_status
 
 RUNNING, PENDING = QueuedJob("RUNNING", "None", "n[1-2]"), QueuedJob("PENDING", "Priority", "")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reconv.core.batch import Batch
 from reconv.data.transforms.color import is_jittered_on_device, jitter_on_device
-from reconv.data.transforms.custom_transforms import device_transforms
+from reconv.data.transforms.custom import device_transforms
 from reconv.data.transforms.mixup import (
     CUTMIX_BOXES,
     CUTMIX_OFFSETS,

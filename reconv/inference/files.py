@@ -11,7 +11,7 @@ from reconv.core.errors import UsageError
 from reconv.data.decode.pillow import decode_image
 from reconv.inference.image_input import ImageFile, image_files
 from reconv.inference.model_evaluation import LogFunction
-from reconv.inference.output_predictions import MIN_SCORE
+from reconv.inference.outputs import MIN_SCORE
 from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
 from reconv.inference.predictor import LoadOptions, Predictor, find_model, no_log
 from reconv.logging.run_dir import RunDir

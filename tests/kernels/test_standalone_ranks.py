@@ -18,7 +18,7 @@ def train(kind: str) -> dict[str, float]:
     from torch import distributed
 
     from reconv.kernels.fused.external import ExternalBlock
-    from reconv.kernels.public_fuse import fuse
+    from reconv.kernels.standalone import fuse
 
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from reconv.data.boxes.annotations import Annotation
+from reconv.detection.annotation import Annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection import evaluate_detections
 from reconv.metrics.detection_matches import ImageDetections

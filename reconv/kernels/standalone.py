@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from reconv.core.errors import UsageError
 from reconv.kernels import fuse as passes
 from reconv.kernels.block_graph import BlockGraph, has_known_code, is_plain_container
-from reconv.kernels.fuse_report import FusedModule, FuseReport, PlainModule
 from reconv.kernels.fused.external import ExternalBlock
 from reconv.kernels.fused.norm import (
     FusedBatchNorm2d,
@@ -216,7 +217,7 @@ def _compile_now(model: nn.Module, image: Sequence[int], dtype: torch.dtype, rep
         report.notes.append("without a GPU no kernels are compiled")
         return
     from reconv.kernels.jit.compile_ahead import compile_ahead
-    from reconv.kernels.trace_kernels import trace_kernels
+    from reconv.kernels.trace import trace_kernels
 
     device = next((p.device for p in model.parameters() if p.is_cuda), torch.device("cuda"))
     variants = trace_kernels(model, image, dtype, torch.autocast("cuda", dtype))
@@ -242,3 +243,72 @@ def _classes_with_a_forward() -> Iterator[Any]:
     for kind in (ExternalBlock, *norms, *_static_plain_classes()):
         if "forward" in vars(kind):
             yield kind
+
+
+_MAX_NAMES = 3  # of modules in a row of the table
+
+
+@dataclass(frozen=True, slots=True)
+class FusedModule:
+    """A module that computes with fused kernels, and what they compute."""
+
+    name: str
+    kind: str  # its class
+    computes: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlainModule:
+    """A module that was left alone, and why."""
+
+    name: str
+    kind: str
+    why: str
+
+
+@dataclass(slots=True)
+class FuseReport:
+    """What `reconv.fuse` did with a model; `print` shows it as a table."""
+
+    model: nn.Module
+    """The fused model: the one that was passed, or its copy."""
+    kind: str
+    """Its class before it was fused."""
+    fused: list[FusedModule] = field(default_factory=list)
+    """Modules that compute with fused kernels."""
+    plain: list[PlainModule] = field(default_factory=list)
+    """Modules that kernels could not be used for."""
+    notes: list[str] = field(default_factory=list)
+    """What to do for the kernels to be used, or for all of them."""
+
+    def __bool__(self) -> bool:
+        """Whether anything was fused."""
+        return bool(self.fused)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"reconv.fuse: {len(self.fused)} modules of {self.kind} compute with fused kernels"
+        if self.fused:
+            counts = Counter((row.kind, row.computes) for row in self.fused)
+            yield from _table("fused", [(str(n), kind, what) for (kind, what), n in counts.items()])
+        if self.plain:
+            names: dict[tuple[str, str], list[str]] = {}
+            for row in self.plain:
+                names.setdefault((row.kind, row.why), []).append(row.name)
+            rows = [(str(len(n)), kind, f"{why} ({_some(n)})") for (kind, why), n in names.items()]
+            yield from _table("left alone", rows)
+        yield from (f"note: {note}" for note in self.notes)
+
+
+def _some(names: list[str]) -> str:
+    """The first names of a list."""
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(name or "the model" for name in names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> Iterator[str]:
+    numbers, kinds = (max(len(row[column]) for row in rows) for column in range(2))
+    yield f"{title}:"
+    yield from (f"  {number:>{numbers}}  {kind:<{kinds}}  {text}" for number, kind, text in rows)

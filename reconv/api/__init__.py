@@ -1,0 +1,81 @@
+"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, `fuse`, and their results.
+
+Each name is imported when it is first used, so that a server loads no trainer and a trainer no exporter.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reconv.api.run_result import RunResult
+    from reconv.api.training import train
+    from reconv.exporters.run import ExportResult, export
+    from reconv.inference.evaluate_run import evaluate
+    from reconv.inference.files import predict
+    from reconv.inference.image_reader import ImageSample
+    from reconv.inference.model_evaluation import EvalResult
+    from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
+    from reconv.inference.predictor import Predictor, load
+    from reconv.kernels.standalone import FuseReport, fuse, unfuse
+    from reconv.trainer.callbacks.checkpoint_average import AveragedWeights, average
+    from reconv.trainer.callbacks.custom import Callback, RunInfo
+    from reconv.trainer.dry_run import DryRunResult, dry_run
+    from reconv.trainer.training_run import TrainingRun
+
+_MODULES = {
+    "api.run_result": ("RunResult",),
+    "api.training": ("train",),
+    "exporters.run": ("ExportResult", "export"),
+    "inference.evaluate_run": ("evaluate",),
+    "inference.files": ("predict",),
+    "inference.image_reader": ("ImageSample",),
+    "inference.model_evaluation": ("EvalResult",),
+    "inference.predictions": ("ClassScore", "DetectedBox", "Prediction", "PredictionList"),
+    "inference.predictor": ("Predictor", "load"),
+    "kernels.standalone": ("FuseReport", "fuse", "unfuse"),
+    "trainer.callbacks.checkpoint_average": ("AveragedWeights", "average"),
+    "trainer.callbacks.custom": ("Callback", "RunInfo"),
+    "trainer.dry_run": ("DryRunResult", "dry_run"),
+    "trainer.training_run": ("TrainingRun",),
+}
+_MODULE_OF = {name: f"reconv.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AveragedWeights",
+    "Callback",
+    "ClassScore",
+    "DetectedBox",
+    "DryRunResult",
+    "EvalResult",
+    "ExportResult",
+    "FuseReport",
+    "ImageSample",
+    "Prediction",
+    "PredictionList",
+    "Predictor",
+    "RunInfo",
+    "RunResult",
+    "TrainingRun",
+    "average",
+    "dry_run",
+    "evaluate",
+    "export",
+    "fuse",
+    "load",
+    "predict",
+    "train",
+    "unfuse",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the API when it is first used (PEP 562)."""
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module 'reconv.api' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
