@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,17 +36,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def readme_commands() -> list[str]:
+    """The commands of README that install and try the wheel."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("    pip install dist/"))
+    block = lines[start : lines.index("", start)]
+    return [line.partition("  #")[0].strip() for line in block]
+
+
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of a new environment with the wheel."""
+    """The folder of the programs of a new environment, after what README says, word for word."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    (wheel,) = built.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    programs = folder / "venv" / "bin"
+    shutil.copytree(built, folder / "dist")
     constraints = ROOT / "packaging" / "constraints.txt"
-    programs = folder / "bin"
-    environment = {**os.environ, "PATH": f"{programs}"}  # no compiler
-    pip = [programs / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "-c", constraints, wheel]
-    subprocess.run(pip, check=True, env=environment)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Nothing but the environment: no compiler. The tested set, as any torch may be installed before.
+    environment |= {"PATH": str(programs), "PIP_CONSTRAINT": str(constraints), "PIP_ONLY_BINARY": ":all:"}
+    for command in readme_commands():
+        subprocess.run(["/bin/sh", "-e", "-c", command], check=True, cwd=folder, env=environment)
     return programs
 
 
@@ -77,10 +88,12 @@ def test_without_a_compiler_the_doctor_finds_the_compiled_decoder(installed: Pat
     assert found["devices"]["jpeg_decoder"] == "native"
 
 
-def test_quickstart_trains_with_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    run(installed, "train", "quickstart", "--out", str(tmp_path / "run"))
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+def test_the_commands_of_the_readme_train_quickstart(installed: Path) -> None:
+    assert readme_commands() == ["pip install dist/reconv-*.whl", "reconv train quickstart"]
+    run_folder = installed.parent.parent / "runs" / "quickstart" / "1"
+    summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["steps"] == summary["total_steps"]
+    assert (run_folder / "report.html").exists()
 
 
 def test_jpeg_files_are_decoded_by_the_compiled_decoder(installed: Path, tmp_path: Path) -> None:
