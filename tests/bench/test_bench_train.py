@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,8 @@ def test_baseline_step_is_a_plain_step_on_the_whole_batch() -> None:
 def test_baselines_that_are_not_installed_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.path", [])
+    for package in ("torchvision", "timm"):
+        monkeypatch.setitem(sys.modules, package, None)
     baselines, missing = find_baselines("resnet50")
     assert baselines == []
     assert missing == ["torchvision is not installed", "timm is not installed"]
@@ -159,8 +161,9 @@ def test_installed_package_is_a_baseline_for_its_models(tmp_path: Path, monkeypa
         "def list_models():\n    return ['mobilenetv2_100']\n"
         "def create_model(name, num_classes):\n    return nn.Linear(2, num_classes)\n"
     )
-    monkeypatch.setattr("sys.path", [str(package.parent)])
-    monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
     baselines, missing = find_baselines("mobilenet_v2")
     assert [baseline.name for baseline in baselines] == ["timm channels_last", "timm channels_last compiled"]
     assert [baseline.compiled for baseline in baselines] == [False, True]
@@ -173,7 +176,7 @@ def test_installed_package_is_a_baseline_for_its_models(tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="timm channels_last compiled"):
         find_baselines("mobilenet_v2", "torchvision")
     assert find_baselines("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
-    monkeypatch.delitem(__import__("sys").modules, "timm")
+    monkeypatch.delitem(sys.modules, "timm")
 
 
 def test_printed_results_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
