@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -222,6 +223,16 @@ def repeat_command(command: Sequence[str]) -> str:
 def resume_command(run_dir: Path) -> str:
     """The command that resumes the run in a directory."""
     return shlex.join(["reconv", "resume", str(run_dir)])
+
+
+def fork_command(run: Path, fields: Mapping[str, Any], *more: str) -> str:
+    """The command that continues a run or a checkpoint as a new run with other values of recipe fields."""
+    options = {"schedule.lr": "--lr", "batch.size": "--batch-size"}
+    words: list[str] = []
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        words += [options[name], text] if name in options else ["--set", f"{name}={text}"]
+    return shlex.join(["reconv", "resume", str(run), "--fork", *more, *words])
 
 
 def data_wait(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:

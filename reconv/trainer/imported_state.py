@@ -1,9 +1,10 @@
-"""Continuing a checkpoint of another program (`model.resume_from`): its epoch as a step, its tensors as ours."""
+"""Continuing a checkpoint of another program or another run (`model.resume_from`): its epoch as a step, its tensors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,13 +13,17 @@ from torch import Tensor, nn
 from reconv.build.network import build_meta_model
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights
+from reconv.checkpoint.locate import locate
+from reconv.checkpoint.state import check_state
+from reconv.checkpoint.store import CheckpointStore, open_store
 from reconv.core.errors import CheckpointError
 from reconv.core.message import message
 from reconv.optim.lr_schedule import learning_rate
-from reconv.recipe.plan import Plan
+from reconv.recipe.plan import Plan, steps_per_epoch
 from reconv.recipe.schema import Recipe
 
 _SCALE, _GROWTH_STEPS = "loss_scale", "growth_steps"  # of the loss scaler
+_SCALER = "precision"  # the kind of its tensors in a checkpoint of ours
 _LR_TOLERANCE = 1e-6
 _RATE_IN_MOMENTUM = "lars"  # buffers here contain the learning rate, and those of torch's programs do not
 
@@ -47,6 +52,8 @@ class ImportedState:
         parts = {"model": weights, "optimizer": optimizer}
         if "ema" in own:
             parts["ema"] = weights if self.state.ema is None else _onto(own["ema"], self.state.ema)
+        if "loss" in own:
+            parts["loss"] = _onto(own["loss"], self.state.loss or {})
         return parts
 
 
@@ -59,19 +66,45 @@ def import_state(recipe: Recipe, plan: Plan) -> ImportedState | None:
     if recipe.model.resume_from is None:
         return None
     path = Path(recipe.model.resume_from)
-    state = read_training_state(path)
+    state = _read_own(path, plan.num_train) if path.is_dir() else read_training_state(path)
     model = build_meta_model(recipe, plan.num_classes)
     _check_weights(model, state)
     if recipe.optimizer.name == _RATE_IN_MOMENTUM and state.optimizer:
         state = _without_momentum(state)
     step = round(state.epochs * plan.steps_per_epoch)
-    if step > plan.total_steps:
+    if step > plan.total_steps or (path.is_dir() and step == plan.total_steps):
         raise CheckpointError(
-            f"the checkpoint has {state.epochs} epochs, and the run has only {recipe.length}",
+            f"the checkpoint has {state.epochs:g} epochs, and the run has only {recipe.length}",
             where=str(path),
-            then=f"--epochs {state.epochs + 1} or more",
+            then=f"--epochs {math.floor(state.epochs) + 1} or more",
         )
     return ImportedState(state, step, tuple(_notes(recipe, plan, model, state, step)))
+
+
+def _read_own(path: Path, num_train: int) -> TrainingState:
+    """The training state in a checkpoint of a run of ours; of a run, in its newest one."""
+    located = locate(path)
+    folder = located.checkpoint
+    assert folder is not None, "a directory is a run or a checkpoint"
+    store = open_store(located.run) if located.run is not None else CheckpointStore(folder.parent)
+    loaded = store.load(folder)
+    check_state(loaded.state, folder)
+    optimizer: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in loaded.parts["optimizer"].items():
+        kind, _, parameter = name.partition(".")
+        optimizer.setdefault(kind, {})[parameter] = tensor
+    scaler = {name: tensor.item() for name, tensor in optimizer.pop(_SCALER, {}).items()}
+    per_epoch = steps_per_epoch(Recipe.model_validate(loaded.state["recipe"]), num_train)
+    return TrainingState(
+        folder,
+        "Reconv",
+        loaded.step / per_epoch,
+        loaded.parts["model"],
+        loaded.parts.get("ema"),
+        optimizer,
+        (scaler[_SCALE], int(scaler[_GROWTH_STEPS])) if {_SCALE, _GROWTH_STEPS} <= scaler.keys() else None,
+        loss=loaded.parts.get("loss"),
+    )
 
 
 def _check_weights(model: nn.Module, state: TrainingState) -> None:
@@ -81,18 +114,8 @@ def _check_weights(model: nn.Module, state: TrainingState) -> None:
 
 
 def _without_momentum(state: TrainingState) -> TrainingState:
-    lost = "momentum of LARS contains the learning rate here, and not in the file: it starts at zero"
-    return TrainingState(
-        state.path,
-        state.program,
-        state.epochs,
-        state.weights,
-        state.ema,
-        {},
-        state.loss_scale,
-        state.lr,
-        (*state.lost, lost),
-    )
+    lost = "momentum of LARS contains the learning rate of its run: it starts at zero"
+    return replace(state, optimizer={}, lost=(*state.lost, lost))
 
 
 def _notes(recipe: Recipe, plan: Plan, model: nn.Module, state: TrainingState, step: int) -> list[str]:
@@ -102,8 +125,9 @@ def _notes(recipe: Recipe, plan: Plan, model: nn.Module, state: TrainingState, s
     taken += [f"{kind} of {len(by_name)} parameters" for kind, by_name in state.optimizer.items()]
     taken += ["the average of weights"] if state.ema is not None and recipe.ema.decay > 0 else []
     taken += [f"loss scale {state.loss_scale[0]:g}"] if state.loss_scale and recipe.precision.uses_loss_scale else []
+    source = state.path if state.path.is_dir() else state.path.name
     notes = [
-        f"continues {state.path.name}, a checkpoint of {state.program} after epoch {state.epochs} = step {step:,}: "
+        f"continues {source}, a checkpoint of {state.program} after epoch {state.epochs:g} = step {step:,}: "
         + ", ".join(taken)
     ]
     lost = list(state.lost)

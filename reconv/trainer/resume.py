@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,7 +25,7 @@ from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
 from reconv.logging.event_log import read_events
 from reconv.logging.events import CheckpointSaved, TrainProgress
-from reconv.logging.formatting import resume_command
+from reconv.logging.formatting import fork_command, resume_command
 from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.load import document as yaml_document
 from reconv.recipe.load.adapt import show
@@ -37,6 +37,8 @@ from reconv.recipe.schema import Recipe
 from reconv.storage.files import write_atomic
 from reconv.trainer.imported_state import ImportedState
 
+# What a fork of a run may change although it determines the result.
+_FORKABLE = ("schedule.", "batch.", "optimizer.", "augment.", "loss.", "evaluate.", "early_stopping.", "ema.")
 # An elastic agent restarts processes after any exit code; retrying after these codes cannot succeed,
 # or a stop was requested.
 NON_RETRYABLE = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
@@ -190,7 +192,7 @@ def check_same_run(run_dir: RunDir, recipe: Recipe, command: Sequence[str]) -> t
     check_recipe_unchanged(run_dir)
     old = load(str(run_dir.recipe)).recipe
     notes: list[str] = []
-    refused: list[str] = []
+    refused: dict[str, tuple[Any, Any]] = {}
     is_longer = _is_longer(old, recipe)
     for name, (before, after) in sorted(differences(old, recipe).items()):
         if name == "length" and is_longer:
@@ -203,19 +205,22 @@ def check_same_run(run_dir: RunDir, recipe: Recipe, command: Sequence[str]) -> t
         elif may_change(name):
             notes.append(f"{name}: {before} -> {after}")
         else:
-            refused.append(f"{name}: {show(before)} in the run, {show(after)} in this command")
+            refused[name] = (before, after)
     if refused:
         raise _changed_recipe(run_dir, refused, command)
     return tuple(notes), is_longer
 
 
-def _changed_recipe(run_dir: RunDir, refused: Sequence[str], command: Sequence[str]) -> RecipeError:
+def _changed_recipe(run_dir: RunDir, refused: Mapping[str, tuple[Any, Any]], command: Sequence[str]) -> RecipeError:
     """What a command would change, and the commands that continue the run or start a new one."""
     is_finished = run_dir.is_finished()
     what = "the run is finished with another recipe" if is_finished else "the recipe has changed since the run started"
     continued = [] if is_finished else [resume_command(run_dir.path)]
+    if not is_finished and all(name.startswith(_FORKABLE) for name in refused):
+        continued.append(fork_command(run_dir.path, {name: after for name, (_, after) in refused.items()}))
+    lines = [f"{n}: {show(before)} in the run, {show(after)} in this command" for n, (before, after) in refused.items()]
     return RecipeError(
-        printable_lines(f"{what}:", *(f"    {line}" for line in refused)),
+        printable_lines(f"{what}:", *(f"    {line}" for line in lines)),
         where=str(run_dir.recipe),
         why="these settings determine the result; only epochs may be added",
         then=one_of(*continued, _new_run_command(command, run_dir.path)),

@@ -14,9 +14,10 @@ import torch
 from ranks import in_ranks, start
 
 import reconv
-from reconv.core.errors import PreemptedError, RecipeError
+from reconv.core.errors import CheckpointError, PreemptedError, RecipeError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import AttemptStarted, CheckpointSaved, EvalFinished, Event, LogMessage, TrainProgress
+from reconv.recipe.loader import load
 
 from .conftest import EVERYTHING, Outcome, Train
 
@@ -266,3 +267,36 @@ def _cifar(folder: Path) -> None:
     for name in [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]:
         draw = random.Random(name)
         (folder / name).write_bytes(b"".join(bytes([n]) + draw.randbytes(3072) for n in range(10)))
+
+
+@pytest.mark.parametrize("stop_at", [3, 5])
+def test_a_fork_without_changes_equals_the_uninterrupted_run(
+    train: Train, whole: Outcome, tmp_path: Path, stop_at: int
+) -> None:
+    given = [(field, value, "--set") for field, value in EVERYTHING.items()]
+    source = reconv.train("quickstart", out=tmp_path / "source", overrides=given, stop_after=f"{stop_at}step").folder
+    forked = train("forked", {**EVERYTHING, "model.resume_from": str(source)})
+    assert_same_bits(whole, forked)
+    notes = [e.text for e in read_events(forked.folder.events) if isinstance(e, LogMessage)]
+    assert any(f"step-{stop_at:09d}, a checkpoint of Reconv" in text for text in notes), notes
+
+
+def test_a_fork_with_half_the_batch_continues_at_the_same_epoch(train: Train, tmp_path: Path) -> None:
+    given = [(field, value, "--set") for field, value in EVERYTHING.items()]
+    source = reconv.train("quickstart", out=tmp_path / "source", overrides=given, stop_after="1ep").folder
+    with pytest.raises(RecipeError) as refusal:
+        train("source", {**EVERYTHING, "schedule.lr": "0.05"}, resume=True)
+    assert f"reconv resume {source} --fork --lr 0.05" in refusal.value.then
+    half = str(int(load(str(source / "recipe.yaml")).recipe.batch.size) // 2)
+    forked = train("forked", {**EVERYTHING, "batch.size": half, "batch.group": "all", "model.resume_from": str(source)})
+    (attempt,) = [e for e in read_events(forked.folder.events) if isinstance(e, AttemptStarted)]
+    steps_per_epoch = forked.summary["total_steps"] / 2
+    assert attempt.from_step == steps_per_epoch
+    assert forked.summary["steps"] == forked.summary["total_steps"]
+
+
+def test_a_finished_run_is_forked_with_more_epochs_only(train: Train) -> None:
+    source = train("source", {**EVERYTHING, "length": "1ep"}).folder.path
+    with pytest.raises(CheckpointError, match="the run has only 1ep") as refusal:
+        train("forked", {**EVERYTHING, "length": "1ep", "model.resume_from": str(source)})
+    assert refusal.value.then.startswith("--epochs 2")

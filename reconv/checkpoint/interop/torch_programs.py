@@ -37,13 +37,14 @@ class TrainingState:
 
     path: Path
     program: str
-    epochs: int  # finished
+    epochs: float  # finished
     weights: Mapping[str, Tensor]
     ema: Mapping[str, Tensor] | None = None
     optimizer: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # by kind of state, by parameter
     loss_scale: tuple[float, int] | None = None  # the scale, and the steps since it changed
     lr: float | None = None
     lost: tuple[str, ...] = ()  # what the file does not have, or what could not be read
+    loss: Mapping[str, Tensor] | None = None  # of a custom loss with parameters
 
 
 def read_training_state(path: Path) -> TrainingState:

@@ -1,7 +1,8 @@
-"""`reconv resume`: continue a run exactly, with the options it was started with."""
+"""`reconv resume`: continue a run exactly, with the options it was started with, or fork it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from reconv.cli.options import (
     trust_or_ask,
 )
 from reconv.cli.start_up import start_cuda
+from reconv.core.errors import UsageError
 from reconv.distributed.environment import read_launch_env
 
 if TYPE_CHECKING:
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path())
 @click.option("--data", metavar="DIR", type=click.Path(), help="Where the dataset is now [default: where it was].")
 @click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Extend the run to N epochs.")
+@click.option("--fork", is_flag=True, help="Start a new run from the checkpoint, with other settings.")
+@click.option("--best", is_flag=True, help="With --fork: from the best checkpoint, not the newest.")
+@click.option("--lr", metavar="X", help="With --fork: another learning rate (schedule.lr).")
+@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="With --fork: another global batch size.")
+@click.option("--out", metavar="DIR|URL", type=click.Path(), help="With --fork: the new run [default: runs/RECIPE/N].")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", help=f"{DEVICE_HELP} [default: as before]")
 @click.option(
@@ -52,6 +59,11 @@ def resume(
     run: str,
     data: str | None,
     epochs: float | None,
+    fork: bool,
+    best: bool,
+    lr: str | None,
+    batch_size: int | None,
+    out: str | None,
     workers: int | None,
     device: str | None,
     devices: int | None,
@@ -69,23 +81,32 @@ def resume(
     Recipe, data and devices are those the run was started with. RUN is a run directory, or a directory of runs for
     the newest one. Options given here apply to this command, also another number of devices.
 
+    With --fork a new run starts from the checkpoint, with its weights, optimizer state and step. RUN stays as it is,
+    and may also be one of its checkpoints; model.resume_from of the new run says where it came from.
+
     \b
     Examples:
       reconv resume runs/quickstart/1
       reconv resume runs/resnet50/1 --devices 4
       reconv resume runs/quickstart/1 --epochs 50
+      reconv resume runs/quickstart/1 --fork --lr 0.01
+      reconv resume runs/quickstart/1 --fork --best --batch-size 32
     """
     from reconv.checkpoint.locate import find_run
 
+    _check_fork_options(run, fork, {"--lr": lr, "--batch-size": batch_size, "--best": best or None, "--out": out})
     run_dir = find_run(run)
     mirror = _take_run_back(run_dir, mirror)
     stored = stored_options(run_dir.events)
     options: list[Override] = [
         ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
         ("data.num_workers", workers, "--workers"),
+        ("schedule.lr", lr, "--lr"),
+        ("batch.size", batch_size, "--batch-size"),
         ("profile", "off" if profile is None else step_range(profile), "--profile"),
     ]
     overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
+    overrides += _fork_overrides(run, best) if fork else []
     device = device or stored.get("device") or "auto"
     if devices is None and read_launch_env().world_size == 1:
         devices = _available(stored.get("devices"), device)
@@ -94,7 +115,35 @@ def resume(
     start_cuda(device, devices)
     nic = nic or stored.get("nic")
     args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
+    if fork:
+        return run_training(args, out, False, stop_after, consent=consent)
     return run_training(args, str(run_dir.path), True, stop_after, mirror=mirror, consent=consent)
+
+
+def _check_fork_options(run: str, fork: bool, options: dict[str, Any]) -> None:
+    """Refuse options of a fork for a run that is continued."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if fork or not given:
+        return
+    words = [word for name, value in given.items() for word in ((name,) if value is True else (name, str(value)))]
+    raise UsageError(
+        f"{', '.join(given)} would change the run",
+        why="a resumed run keeps the settings that determine its result",
+        then=f"start a new run from its checkpoint: {shlex.join(['reconv', 'resume', run, '--fork', *words])}",
+    )
+
+
+def _fork_overrides(run: str, best: bool) -> list[Override]:
+    """The recipe fields that make a run continue the newest or best checkpoint of another one."""
+    from reconv.checkpoint.locate import locate
+
+    located = locate(run, which="best" if best else "newest")
+    if located.checkpoint is None:
+        raise UsageError(f"{run} has weights only", then=f"start from them: reconv train RECIPE --init {run}")
+    return [
+        ("model.init", None, "--fork"),
+        ("model.resume_from", str(located.checkpoint.absolute()), "--fork"),
+    ]
 
 
 def _take_run_back(run_dir: RunDir, mirror: str | None) -> str | None:

@@ -23,7 +23,8 @@ class ModelConfig(Section):
     init: str | None = None
     """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
     resume_from: str | None = None
-    """A checkpoint of torchvision's, NVIDIA's or timm's program to continue: its weights, momentum and epoch."""
+    """A checkpoint of another run, or of torchvision's, NVIDIA's or timm's program, to continue: its weights,
+    momentum and epoch."""
     freeze_backbone: bool = False
     """Train the head only."""
     freeze_until: Duration | Off = "off"

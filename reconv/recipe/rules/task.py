@@ -28,16 +28,17 @@ _METRICS = {
 
 def model_rules(recipe: Recipe) -> Iterator[Contradiction]:
     model, distill = recipe.model, recipe.distill
-    if model.freeze_backbone and model.init is None:
+    has_weights = model.init is not None or model.resume_from is not None
+    if model.freeze_backbone and not has_weights:
         text = "would train a head on a random backbone; set model.init"
         yield Contradiction(("model.freeze_backbone", "model.init"), text)
     if model.init is not None and model.resume_from is not None:
         text = "has the weights, too; set one of them"
         yield Contradiction(("model.resume_from", "model.init"), text)
-    if model.trainable and model.init is None:
+    if model.trainable and not has_weights:
         text = "would leave the other weights random; set model.init"
         yield Contradiction(("model.trainable", "model.init"), text)
-    if model.freeze_until != "off" and model.init is None:
+    if model.freeze_until != "off" and not has_weights:
         text = "would train a head on a random backbone; set model.init"
         yield Contradiction(("model.freeze_until", "model.init"), text)
     for other, is_given in (("freeze_backbone", model.freeze_backbone), ("trainable", bool(model.trainable))):
