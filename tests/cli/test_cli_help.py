@@ -72,6 +72,7 @@ def test_all_documented_commands_exist() -> None:
         "bench",
         "doctor",
         "export",
+        "inspect",
         "completion",
     ]
     assert sorted(reconv.commands) == sorted(expected)
