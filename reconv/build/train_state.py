@@ -48,6 +48,7 @@ from reconv.optim import (
     optimizer_groups,
     rate_scales,
 )
+from reconv.optim.lr_schedule import LrSchedule
 from reconv.optim.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
@@ -67,6 +68,7 @@ class TrainState:
     task: AnyTask
     optimizer: Optimizer
     ema: ModelEma | None
+    lr_schedule: LrSchedule
     teacher_fingerprint: str | None
     loss: nn.Module | None = None  # a custom loss with parameters or buffers
     frozen_backbone: FrozenBackbone | None = None  # None: all parameters are trained, or the same ones all the time
@@ -173,7 +175,10 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
     frozen_backbone = FrozenBackbone(network.model) if run.restore_point.step < plan.freeze_steps else None
     if frozen_backbone is not None:
         logger.info(f"until step {plan.freeze_steps:,} {frozen_backbone.trained}", run.restore_point.step)
-    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None, loss, frozen_backbone)
+    factor = float(run.restore_point.state.get("divergence", {}).get("lr_factor", 1.0))
+    lr_schedule = LrSchedule(plan.schedule, factor)
+    fingerprint = teacher.fingerprint if teacher else None
+    return TrainState(network, task, optimizer, ema, lr_schedule, fingerprint, loss, frozen_backbone)
 
 
 def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:

@@ -43,6 +43,17 @@ class _BadImage(BaseModel):
     why: str
 
 
+class _Divergence(_Strict):
+    """The state of the divergence guard; the learning rate is multiplied by `lr_factor`."""
+
+    start: float | None = None
+    losses: list[list[float | int | None]] = []
+    first_step: NonNegativeInt = 0
+    num_rewinds: NonNegativeInt = 0
+    warned: list[str] = []
+    lr_factor: float = Field(default=1.0, gt=0, le=1)
+
+
 class _State(_Strict):
     step: NonNegativeInt
     total_steps: PositiveInt
@@ -61,6 +72,7 @@ class _State(_Strict):
     device: str
     teacher: str | None = None
     callbacks: dict[str, Any] = {}
+    divergence: _Divergence = Field(default_factory=_Divergence)
     code: dict[str, str] = {}
 
 

@@ -83,6 +83,11 @@ stop_after_option = click.option(
     metavar="100step|3h",
     help="Save and end after these steps or epochs (2ep) of this command, or this time; the schedule stays.",
 )
+divergence_option = click.option(
+    "--on-divergence",
+    type=click.Choice(["warn", "stop", "rewind", "ignore"]),
+    help="When the loss rises above its start or a metric collapses; rewind: back to the best, with a smaller rate.",
+)
 trust_option = click.option(
     "--trust-code", is_flag=True, help="Import the code that the recipe of a run names, without asking."
 )

@@ -110,6 +110,7 @@ class Calibration:
     def from_predictions(
         cls, confidence: F64, is_correct: npt.NDArray[np.bool_], num_bins: int = NUM_BINS
     ) -> Calibration:
+        confidence = np.nan_to_num(confidence)  # of a network that has diverged
         bins = np.clip(np.ceil(confidence * num_bins).astype(np.int64) - 1, 0, num_bins - 1)
         count = np.bincount(bins, minlength=num_bins)
         divisor = np.maximum(count, 1)

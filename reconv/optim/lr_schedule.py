@@ -16,8 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from reconv.recipe.plan import SchedulePlan
+
+
+@dataclass(slots=True)
+class LrSchedule:
+    """The learning rate of a run by step: that of its plan, times a factor that rewinds make smaller."""
+
+    plan: SchedulePlan
+    factor: float = 1.0
+
+    def __call__(self, step: int) -> float:
+        return learning_rate(self.plan, step) * self.factor
 
 
 def learning_rate(plan: SchedulePlan, step: int) -> float:

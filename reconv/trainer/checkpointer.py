@@ -20,6 +20,7 @@ from reconv.checkpoint.best import BestCheckpoint, best_evaluation, write_best
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
+from reconv.core.errors import DivergedError
 from reconv.core.version import __version__
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -99,6 +100,24 @@ class Checkpointer:
         self.saved_step = counters.step
         self._last_save_s = time.monotonic()
 
+    def rewind(self, counters: Counters, reason: str) -> tuple[int, float]:
+        """Load the best checkpoint and make the learning rate smaller, on all ranks.
+
+        Returns its step and the factor of the rates from now on. `reason` is that of the error if there is none.
+        """
+        self.wait()
+        best = self._best(counters)
+        group, store = self._run.process_group, self._store
+        if best is None or not group.on_rank0(lambda: store.path(best.step).is_dir()):
+            why = "there is no checkpoint of an evaluation to go back to"
+            raise DivergedError(reason, why=why, then="start again with a smaller --lr")
+        loaded = group.on_rank0(lambda: store.load(store.path(best.step)))
+        self._state.load_state_dict(loaded.parts, source=str(store.path(best.step)))
+        schedule = self._state.lr_schedule
+        schedule.factor *= self._run.recipe.engine.divergence.lr_factor
+        counters.divergence["lr_factor"] = schedule.factor
+        return best.step, schedule.factor
+
     def poll(self) -> None:
         """Log a background save that has ended, and raise its error if it failed."""
         self._writer.wait(False)
@@ -122,6 +141,7 @@ class Checkpointer:
             "history": list(counters.history),
             "skipped": counters.skipped,
             **({"callbacks": counters.callbacks} if counters.callbacks else {}),
+            **({"divergence": counters.divergence} if counters.divergence else {}),
             "micro_groups": self._micro_batch_size.max_groups,
             "bad_images": self._bad_samples.state(counters.step),
         }

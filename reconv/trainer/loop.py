@@ -62,6 +62,7 @@ class Trainer:
     stop_after: StopAfter = field(default_factory=StopAfter)
     liveness: LivenessFile = field(default_factory=LivenessFile)
     stop_reason: str = field(default="")  # set by a callback to end the run early
+    rewind_reason: str = ""  # set by a callback to go back to the best checkpoint
     is_paused: bool = False  # by stop_after: the run is not finished
 
     def fit(self) -> None:
@@ -89,7 +90,10 @@ class Trainer:
             if self.plan.log.due(self.counters.step, self.plan.total_steps):
                 self.progress.log(self.counters.step)
             improved = self._evaluate_if_due()
-            self._save_if_due(improved)
+            if self.rewind_reason:
+                self._rewind()
+            else:
+                self._save_if_due(improved)
             if not self.stop_reason:
                 self._exit_if_requested()
             if self.is_paused:
@@ -181,6 +185,20 @@ class Trainer:
         reason = self.checkpointer.reason_to_save(self.counters.step, is_last=is_last, improved=improved)
         if reason:
             self._save(reason)
+
+    def _rewind(self) -> None:
+        """Take back the state of the best checkpoint and continue at this step of the schedule with a smaller rate.
+
+        The state is saved at once: a checkpoint of before would come here again, and one of the diverged state is
+        never the newest.
+        """
+        reason, self.rewind_reason = self.rewind_reason, ""
+        self.progress.flush()
+        with self.clock.paused(Phase.SAVES), self._phase("rewinding"):
+            step, factor = self.checkpointer.rewind(self.counters, reason)
+        what = f"back to the weights of step {step:,}, from here on with {factor:g} times the recipe's learning rates"
+        self.logger.warning(f"{reason}; {what}", self.counters.step)
+        self._save("rewind")
 
     def _save(self, reason: str) -> None:
         self.progress.flush()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from reconv.build.train_state import TrainState
 from reconv.logging.events import TrainProgress
-from reconv.optim.lr_schedule import learning_rate
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.trainer.step import StepResult
 
@@ -28,6 +27,7 @@ class Counters:
     history: list[dict[str, Any]] = field(default_factory=list)  # of each evaluation: step, weights, metrics
     skipped: int = 0  # steps that were not finite
     callbacks: dict[str, Any] = field(default_factory=dict)  # the state of the user's callbacks, by name
+    divergence: dict[str, Any] = field(default_factory=dict)  # the state of the divergence guard, and `lr_factor`
 
     def values(self, metric: str, weights: str) -> list[float]:
         """A metric at each evaluation of some weights, in order."""
@@ -89,7 +89,7 @@ class ProgressLogger:
             TrainProgress,
             step=step,
             epoch=step / plan.steps_per_epoch,
-            lr=learning_rate(plan.schedule, step - 1),
+            lr=self._state.lr_schedule(step - 1),
             metrics_note="on mixed images" if run.recipe.augment.mixes else "",
             images_per_s=rates.images_per_s,
             compute_images_per_s=rates.compute_images_per_s,

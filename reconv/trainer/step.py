@@ -34,7 +34,6 @@ from reconv.optim import (
     Optimizer,
     build_clip_grad,
 )
-from reconv.optim.lr_schedule import learning_rate
 from reconv.precision import PrecisionPolicy
 from reconv.tasks.base import LossSums, Task
 
@@ -277,7 +276,7 @@ def build_train_step(
         optimizer=train_state.optimizer,
         ema=train_state.ema,
         strategy=strategy,
-        lr_schedule=partial(learning_rate, plan.schedule),
+        lr_schedule=train_state.lr_schedule,
         clip_grad=build_clip_grad(recipe.optimizer, network.model),
         ordered_reduction=recipe.parallel.reduce == "ordered",
         annotate=annotate,

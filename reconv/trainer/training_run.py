@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -57,6 +58,7 @@ from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.callbacks.checkpoint_average import CheckpointAveraging
 from reconv.trainer.callbacks.custom import CustomCallbacks, check_callbacks
 from reconv.trainer.callbacks.data_wait import DataFingerprintLogger, DataWaitLogger
+from reconv.trainer.callbacks.divergence_guard import DivergenceGuard
 from reconv.trainer.callbacks.early_stopping import EarlyStopping
 from reconv.trainer.callbacks.live_report import LiveReport
 from reconv.trainer.callbacks.mirror_requests import MirrorRequests
@@ -222,6 +224,7 @@ class TrainingRun(PreparedRun):
         bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
         micro_batch_size = MicroBatchSize(self.plan.micro_groups)
         counters = self._restore(train_state)
+        guard = DivergenceGuard(self.recipe, self.plan, self.run_dir.path, counters.divergence)
         # Graphs of steps and evaluations share their memory; a step that is built again has a capture of its own.
         graph_capture = build_graph_capture(self.recipe, self.device, self.process_group)
         build_step = partial(
@@ -246,7 +249,8 @@ class TrainingRun(PreparedRun):
             stop_signal=self.stop_signal,
             callbacks=[
                 profiler,
-                self._nan_guard(train_state, counters),
+                self._nan_guard(train_state, counters, guard),
+                guard,
                 *self._unfreeze(train_state, build_step),
                 *self._callbacks(stage_times, counters),
             ],
@@ -275,7 +279,8 @@ class TrainingRun(PreparedRun):
         source = self.run_dir.checkpoints / folder_name(self.restore_point.step)
         train_state.load_state_dict(self.restore_point.loaded.parts, source=str(source))
         state = self.restore_point.state
-        return Counters(state["step"], list(state["history"]), state["skipped"], state.get("callbacks", {}))
+        own = state.get("callbacks", {}), dict(state.get("divergence", {}))
+        return Counters(state["step"], list(state["history"]), state["skipped"], *own)
 
     def _train_loader(self, bad_samples: BadSamples, context: DataContext) -> TrainLoader:
         replica = (
@@ -297,16 +302,17 @@ class TrainingRun(PreparedRun):
             keeps_decoded=True,
         )
 
-    def _nan_guard(self, train_state: TrainState, counters: Counters) -> NanGuard:
+    def _nan_guard(self, train_state: TrainState, counters: Counters, guard: DivergenceGuard) -> NanGuard:
         config, precision = self.recipe.engine.non_finite, train_state.network.precision
         return NanGuard(
             self.device,
             self.logger,
-            policy=config.policy,
-            max_skipped=config.max_skipped,
+            policy="skip" if guard.replaces_nan_guard else config.policy,
+            max_skipped=sys.maxsize if guard.replaces_nan_guard else config.max_skipped,
             loss_scale=lambda: precision.loss_scale if precision.expects_overflow else None,
             skipped=counters.skipped,
             all_gather=self.process_group.all_gather,
+            on_loss=guard.add_loss,
         )
 
     def _unfreeze(self, train_state: TrainState, build_step: Callable[[], TrainStep]) -> list[TrainerCallback]:

@@ -16,6 +16,7 @@ from reconv.cli.options import (
     Command,
     Override,
     can_ask,
+    divergence_option,
     json_option,
     parse_settings,
     print_note,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
 @stop_after_option
+@divergence_option
 @trust_option
 @click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
@@ -71,6 +73,7 @@ def resume(
     settings: tuple[str, ...],
     profile: str | None,
     stop_after: str | None,
+    on_divergence: str | None,
     trust_code: bool,
     mirror: str | None,
     quiet: bool,
@@ -104,6 +107,7 @@ def resume(
         ("schedule.lr", lr, "--lr"),
         ("batch.size", batch_size, "--batch-size"),
         ("profile", "off" if profile is None else step_range(profile), "--profile"),
+        ("engine.divergence.policy", on_divergence, "--on-divergence"),
     ]
     overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
     overrides += _fork_overrides(run, best) if fork else []

@@ -20,6 +20,7 @@ from reconv.cli.options import (
     batch_override,
     complete_models,
     complete_recipes,
+    divergence_option,
     emit_json,
     json_option,
     parse_settings,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
 @stop_after_option
+@divergence_option
 @click.option(
     "--dry-run",
     metavar="[N]",
@@ -143,6 +145,7 @@ def recipe_overrides(options: Mapping[str, Any], num_devices: int) -> list[Overr
         ("model.resume_from", options["resume_from"], "--resume-from"),
         ("model.freeze_backbone", options["freeze"] or None, "--freeze"),
         ("profile", None if profile is None else step_range(profile), "--profile"),
+        ("engine.divergence.policy", options["on_divergence"], "--on-divergence"),
     ]
     return [override for override in given if override[1] is not None] + parse_settings(options["settings"])
 

@@ -26,7 +26,7 @@ _MAY_CHANGE = (
     *("engine.num_threads", "engine.cpu_affinity", "loggers", "profile"),
     *("parallel.bucket_cap_mb", "parallel.heartbeat_timeout_s"),
 )
-_MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
+_MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.", "engine.divergence.")
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:

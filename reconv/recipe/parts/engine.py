@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from reconv.recipe.units import Positive, Section, Switch, Threads
+from reconv.recipe.units import Positive, PositiveFraction, Section, Switch, Threads
 
 
 class NonFiniteConfig(Section):
@@ -16,6 +16,19 @@ class NonFiniteConfig(Section):
     """Stop the run, or skip the step."""
     max_skipped: Positive = 10
     """Most skipped steps in a run before it stops."""
+
+
+class DivergenceConfig(Section):
+    """What happens when training diverges with finite numbers: a loss above its start, or a metric that collapses."""
+
+    policy: Literal["warn", "stop", "rewind", "ignore"] = "warn"
+    """Warn once with the command that continues the best checkpoint with a smaller rate; stop with exit code 5; rewind:
+    take back weights, optimizer state and average of the best checkpoint and continue with a smaller rate, also after
+    steps that are not finite; or ignore."""
+    lr_factor: PositiveFraction = 0.1
+    """What a rewind multiplies the learning rate by."""
+    max_rewinds: Positive = 3
+    """Most rewinds of a run before it stops."""
 
 
 class EngineConfig(Section):
@@ -45,3 +58,4 @@ class EngineConfig(Section):
     channels_last: Switch = "auto"
     """Use the channels-last memory format."""
     non_finite: NonFiniteConfig = NonFiniteConfig()
+    divergence: DivergenceConfig = DivergenceConfig()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 def engine_rules(recipe: Recipe) -> Iterator[Contradiction]:
     engine = recipe.engine
+    if engine.divergence.policy == "rewind" and (recipe.save.every == "off" or not recipe.save.keep_best):
+        text = "needs the best checkpoint; set save.every and save.keep_best"
+        yield Contradiction(("engine.divergence.policy", "save.every"), text)
     if engine.fused_kernels == "on" and engine.compile == "on":
         text = "cannot be combined with engine.compile: on; set one of them"
         yield Contradiction(("engine.fused_kernels", "engine.compile"), text)

@@ -32,7 +32,8 @@ MAX_LISTED_SAMPLES = 16
 @dataclass(frozen=True, slots=True)
 class _PendingCheck:
     step: int
-    read: Callable[[], Tensor]
+    read: Callable[[], Tensor]  # of ok, loss, weight if that is a tensor, and loss scale
+    weight: float | None  # of the global batch; None: it is read
     batches: Sequence[Batch]
 
 
@@ -49,6 +50,7 @@ class NanGuard(TrainerCallback):
         loss_scale: Callable[[], Tensor | None] = lambda: None,
         skipped: int = 0,
         all_gather: Callable[[list[int]], list[list[int]]] = lambda samples: [samples],
+        on_loss: Callable[[int, float, bool], None] = lambda step, loss, ok: None,
     ) -> None:
         self._device = device
         self._logger = logger
@@ -56,6 +58,7 @@ class NanGuard(TrainerCallback):
         self._max_skipped = max_skipped
         self._loss_scale = loss_scale  # a dynamic scale overflows by design until it is down to 1
         self._all_gather = all_gather
+        self._on_loss = on_loss  # gets each step, its mean loss and whether it is finite
         self._pending: _PendingCheck | None = None
         self.skipped = skipped  # steps not applied, including those before a resume
 
@@ -72,9 +75,12 @@ class NanGuard(TrainerCallback):
     def add(self, step: int, result: StepResult, batches: Sequence[Batch]) -> None:
         """Start reading the result of a step, and check the step before it."""
         scale = self._loss_scale()
-        values = (result.ok, result.loss) if scale is None else (result.ok, result.loss, scale)
+        weight = result.weight if isinstance(result.weight, Tensor) else None
+        values = [value for value in (result.ok, result.loss, weight, scale) if value is not None]
         packed = torch.stack([to_accumulate_dtype(value) for value in values])
-        previous, self._pending = self._pending, _PendingCheck(step, self._device.copy_to_host(packed), batches)
+        read = self._device.copy_to_host(packed)
+        known_weight = None if isinstance(result.weight, Tensor) else float(result.weight)
+        previous, self._pending = self._pending, _PendingCheck(step, read, known_weight, batches)
         if previous is not None:
             self._check(previous)
 
@@ -85,9 +91,12 @@ class NanGuard(TrainerCallback):
             self._check(previous)
 
     def _check(self, pending: _PendingCheck) -> None:
-        ok, loss, *scale = pending.read().tolist()
+        ok, loss, *more = pending.read().tolist()
+        weight = pending.weight if pending.weight is not None else more.pop(0)
         loss_is_finite = math.isfinite(loss)
-        if ok or (loss_is_finite and any(value > 1 for value in scale)):
+        is_applied = bool(ok) or (loss_is_finite and any(value > 1 for value in more))
+        self._on_loss(pending.step, loss / weight if weight else loss, is_applied)
+        if is_applied:
             return
         self.skipped += 1
         stop = self._policy == "stop" or self.skipped > self._max_skipped
