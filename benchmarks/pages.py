@@ -1,7 +1,7 @@
 """The tables and charts of README and of docs/results, made from the stored figures.
 
 A page is Markdown written by hand, with generated blocks between `<!-- figures: CASE -->` or `<!-- chart: CASE -->` and
-`<!-- end -->`.
+`<!-- end -->`; `<!-- published: TABLE -->` is one of published figures.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import charts
+from benchmarks import charts, vendors
 from benchmarks.cases import CASES, HEADLINES, Case
 from benchmarks.results import DATA, ROOT, Result, Row, load
 
 PAGES = ("README.md", "docs/index.md", "docs/how-to/fuse.md", "docs/results/*.md")
 CHART_LIMIT = 4  # a ratio above it would make all other bars short
 IMAGES = ROOT / "docs" / "images" / "results"
-BLOCK = re.compile(r"(<!-- (figures|chart): ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (figures|chart|published): ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_pages(root: Path = ROOT) -> list[Path]:
@@ -48,7 +48,7 @@ def _filled(text: str, page: Path) -> str:
 
 def cases_of(text: str) -> list[str]:
     """The cases whose figures a page shows, in order."""
-    names = [name for match in BLOCK.finditer(text) for name in match[3].split()]
+    names = [name for match in BLOCK.finditer(text) if match[2] != "published" for name in match[3].split()]
     return list(dict.fromkeys(case for name in names for case in _cases(name)))
 
 
@@ -90,6 +90,8 @@ def ratio(row: Row) -> str:
 
 
 def _block(kind: str, name: str, page: Path) -> str:
+    if kind == "published":
+        return vendors.table(name)
     if kind == "figures":
         if name == "headlines":
             return headlines()

@@ -6,9 +6,13 @@ Images are already normalized on the device: reading and decoding are not measur
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +51,7 @@ def bench_infer(
     target: str,
     *,
     batches: Sequence[int] = BATCHES,
+    concurrency: Sequence[int] = (),
     overrides: Sequence[Override] = (),
     device: str = "auto",
     iterations: int | None = None,
@@ -55,7 +60,11 @@ def bench_infer(
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> dict[str, Any]:
-    """Measure inference of the network of a recipe or a run, and of baselines, at each batch size."""
+    """Measure inference of the network of a recipe or a run, and of baselines, at each batch size.
+
+    With `concurrency`, also that many clients at once, each of which sends its next batch when the last one is done. A
+    CUDA graph has one set of tensors: it takes one batch at a time, and the other clients wait.
+    """
     recipe, network, opened = open_network(target, overrides, device, trust_code)
     if recipe.precision.ops.float32 or recipe.precision.ops.low_precision:
         raise UsageError(
@@ -74,7 +83,7 @@ def bench_infer(
     fused = None if capture is None else FusedInference(model, capture, folded.exact)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     config = LatencyConfig(iterations, seconds)
-    rows, notes = [], []
+    rows, concurrent, notes = [], [], []
     found: dict[str, list[dict[str, Any]]] = {baseline.name: [] for baseline in baselines}
     for batch in batches:
         try:
@@ -82,6 +91,7 @@ def bench_infer(
             run, details, note = _prepare(model, images, recipe, fused, opened)
             rows.append(_row(batch, _latencies_s(run, opened, config)) | details)
             notes += [f"batch {batch}: {note}"] if note else []
+            concurrent += concurrent_rows(batch, concurrency, synchronized(run, opened, capture is not None), config)
         except Exception as error:
             if is_out_of_memory(error):
                 raise _out_of_memory(batch, rows, opened) from error
@@ -97,6 +107,7 @@ def bench_infer(
     return {
         **summarize(recipe, rows),
         "input": "device",
+        "concurrent": concurrent,
         "norms_folded": num_folded,
         "compiled": _uses_compile(recipe, opened),
         "cuda_graph": capture is not None,
@@ -264,12 +275,19 @@ class LatencyConfig:
 def _latencies_s(run: Run, device: Device, config: LatencyConfig) -> list[float]:
     """The time of each iteration until the device has finished it, without the warm-up."""
 
-    def iterate() -> None:
-        run()
-        device.synchronize()
+    return measure_latencies_s(synchronized(run, device), config)
 
-    with torch.no_grad() if device.kind == "hpu" else torch.inference_mode():
-        return measure_latencies_s(iterate, config)
+
+def synchronized(run: Run, device: Device, exclusive: bool = False) -> Callable[[], None]:
+    """A function for any thread that runs the network until the device has finished; `exclusive`: in turns."""
+    turn = threading.Lock() if exclusive else nullcontext()
+
+    def iterate() -> None:
+        with torch.no_grad() if device.kind == "hpu" else torch.inference_mode(), turn:
+            run()
+            device.synchronize()
+
+    return iterate
 
 
 def measure_latencies_s(iterate: Callable[[], object], config: LatencyConfig) -> list[float]:
@@ -283,6 +301,40 @@ def measure_latencies_s(iterate: Callable[[], object], config: LatencyConfig) ->
     warm_s = [timed() for _ in range(WARMUP)][-1]
     wanted = round(config.seconds / max(warm_s, 1e-9))
     return [timed() for _ in range(config.iterations or max(MIN_ITERATIONS, min(MAX_ITERATIONS, wanted)))]
+
+
+def concurrent_rows(
+    batch: int, concurrency: Sequence[int], request: Callable[[], object], config: LatencyConfig
+) -> list[dict[str, Any]]:
+    """Throughput, and percentiles of the time of a request, of several clients at once."""
+    rows = []
+    for clients in concurrency:
+        wall_s, seconds = _measure_clients(clients, request, config)
+        rate = batch * len(seconds) / wall_s
+        rows.append({"batch": batch, "concurrency": clients, "images_per_s": rate, **summarize_latencies(seconds)})
+    return rows
+
+
+def _measure_clients(clients: int, request: Callable[[], object], config: LatencyConfig) -> tuple[float, list[float]]:
+    """The time from the first request to the last answer, and that of each request."""
+    barrier, seconds = threading.Barrier(clients), []
+    limit = None if config.iterations is None else config.iterations * clients
+    numbers = itertools.count()
+
+    def client() -> tuple[float, float]:
+        request()  # the first request of a thread allocates what it needs
+        barrier.wait()
+        start_s = now_s = time.perf_counter()
+        while (now_s - start_s < config.seconds) if limit is None else (next(numbers) < limit):
+            sent_s = now_s
+            request()
+            now_s = time.perf_counter()
+            seconds.append(now_s - sent_s)
+        return start_s, now_s
+
+    with ThreadPoolExecutor(clients, thread_name_prefix="client") as pool:
+        times = [future.result() for future in [pool.submit(client) for _ in range(clients)]]
+    return max(end for _, end in times) - min(start for start, _ in times), seconds
 
 
 def _measure_baseline(

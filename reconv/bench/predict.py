@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from reconv.bench.infer import (
     SECONDS_PER_SIZE,
     LatencyConfig,
+    concurrent_rows,
     measure_latencies_s,
     open_model,
     summarize,
@@ -65,6 +66,7 @@ def bench_predict(
     data: str,
     *,
     batches: Sequence[int] = (),
+    concurrency: Sequence[int] = (),
     overrides: Sequence[Override] = (),
     device: str = "auto",
     iterations: int | None = None,
@@ -86,9 +88,12 @@ def bench_predict(
     predictor = Predictor.from_network(saved, network, opened, log=log_and_keep)  # says why it is not faster
     log(f"{recipe.name}: {recipe.model.name}, {len(real.images):,} images of {real.origin}, {opened.describe()}")
     rows: list[dict[str, Any]] = []
+    concurrent: list[dict[str, Any]] = []
     for batch in batches or default_batches(predictor):
         predictor.warm_up([batch])
-        rows.append(_measure(predictor, real, batch, LatencyConfig(iterations, seconds), windows))
+        config = LatencyConfig(iterations, seconds)
+        rows.append(_measure(predictor, real, batch, config, windows))
+        concurrent += concurrent_rows(batch, concurrency, _client(predictor, real, batch), config)
         rate, latency = rows[-1]["images_per_s"], rows[-1]["latency_ms"]
         log(f"batch {batch}: {rate:,.1f} images/s, p50 {latency['p50']:.2f} ms")
     fastest = max(rows, key=lambda row: row["images_per_s"])
@@ -96,6 +101,7 @@ def bench_predict(
         **summarize(recipe, rows),
         "window_images_per_s": fastest["window_images_per_s"],
         "windows": windows,
+        "concurrent": concurrent,
         "input": "real",
         "data": real.origin,
         "num_images": len(real.images),
@@ -163,6 +169,19 @@ def _measure(predictor: Predictor, real: RealImages, batch: int, config: Latency
         "images_per_window": num_batches * batch,
         **summarize_latencies(seconds),
     }
+
+
+def _client(predictor: Predictor, real: RealImages, batch: int) -> Callable[[], object]:
+    """A request of one batch, for several threads: each takes the next images."""
+    numbers = count()
+
+    def request() -> object:
+        first = next(numbers) * batch
+        return predictor.predict(
+            [real.images[n % len(real.images)] for n in range(first, first + batch)], batch_size=batch
+        )
+
+    return request
 
 
 def _notes(real: RealImages, rows: Sequence[dict[str, Any]]) -> list[str]:

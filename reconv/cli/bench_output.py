@@ -90,6 +90,23 @@ def print_inference(result: dict[str, Any]) -> None:
         rows = [[cells[0], *cells[2:-1]] for cells in rows]
         columns = [columns[0], *columns[2:-1]]
     print_table(columns, rows)
+    if result["concurrent"]:
+        print_line()
+        head = ["clients", "batch", "images/s", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "requests"]
+        print_table(
+            head, [[str(r["concurrency"]), *row("", r)[::2][:1], *row("", r)[2:-1]] for r in result["concurrent"]]
+        )
+
+
+def print_published(result: dict[str, Any]) -> None:
+    """A table of the result beside published figures of the same network."""
+    from reconv.bench.published import figures_of
+    from reconv.recipe.published import comparison
+
+    ours, theirs = figures_of(result)
+    if theirs:
+        print_line()
+        print_table(*comparison(ours, theirs))
 
 
 def _inference_setup(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from reconv.core.errors import RecipeError
 from reconv.planner.device_kinds import DeviceKind
 from reconv.planner.model import FITTED, InputLimits, StepBreakdown, Workload, predict_step
-from reconv.planner.step_time import StepTime, find_network, precision_of
+from reconv.planner.step_time import StepTime, find_network
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 
@@ -112,7 +112,7 @@ def _predict(
         step_time.seconds(plan.batch_per_device),
         plan.batch_per_device,
         step_time.gradient_bytes or network.parameters * (2 if compressed else 4),
-        precision_of(recipe) == "half",
+        recipe.precision.family == "half",
         2 * network.norm_layers,
         plan.devices_per_group,
     )

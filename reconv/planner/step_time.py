@@ -93,15 +93,9 @@ def find_network(name: str, parameters: int | None = None) -> NetworkFacts:
     return known
 
 
-def precision_of(recipe: Recipe) -> str:
-    """`half`, `tf32` or `fp32`, as in the table of known step times."""
-    mode = recipe.precision.mode
-    return "half" if recipe.precision.has_low_precision else "tf32" if mode == "tf32" else "fp32"
-
-
 def known_step_time(recipe: Recipe, kind: DeviceKind) -> StepTime:
     """The step time of the recipe's network on a kind of device: known there, or scaled from our H200."""
-    network, precision = recipe.model.name, precision_of(recipe)
+    network, precision = recipe.model.name, recipe.precision.family
     if rows := _known().get((network, kind.name, precision)):
         return _at_size(_from_rows(rows), rows[0], recipe)
     ours = _ours(network, precision)
@@ -117,6 +111,11 @@ def known_step_time(recipe: Recipe, kind: DeviceKind) -> StepTime:
         note = f"times {1 / kind.relative_speed:.2f} for {kind.name} ({kind.speed_source})"
         step_time = step_time.scaled(1 / kind.relative_speed, _OTHER_DEVICE, note)
     return _at_size(step_time, row, recipe)
+
+
+def measured_by_us(network: str, precision: str) -> list[tuple[int, float]]:
+    """The batch sizes and images/s that were measured on one H200."""
+    return [(int(r["batch"]), float(r["images_per_s"])) for r in _known().get((network, _OUR_DEVICE, precision), [])]
 
 
 def _ours(network: str, precision: str) -> tuple[StepTime, Mapping[str, str]] | None:

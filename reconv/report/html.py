@@ -15,6 +15,7 @@ from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
 from reconv.report.evaluation_files import CLASSIFICATION_FILE, DETECTION_FILE
 from reconv.report.markup import Html, el
+from reconv.report.published_section import published_figures
 from reconv.report.run_record import RunRecord, load_run_record, with_distinct_labels
 from reconv.report.summary import summarize_record
 from reconv.report.time_section import time_by_phase
@@ -70,6 +71,7 @@ def _report(record: RunRecord, live: page.LivePage | None) -> str:
         sections.bad_images(record),
         sections.image_sections(record),
         time_by_phase(record),
+        published_figures(record, summary),
         page.section(
             "Details",
             sections.attempts(record),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,17 +14,21 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.bench.baselines import TrainBaseline
-from reconv.bench.infer import BATCHES, bench_infer, open_network
+from reconv.bench.infer import BATCHES, LatencyConfig, bench_infer, concurrent_rows, open_network, synchronized
 from reconv.bench.inference_baselines import InferenceBaseline, inference_baselines
+from reconv.bench.published import add_published
 from reconv.build.load_model import read_saved_model
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
+from reconv.cli.bench_output import print_published
 from reconv.core.errors import UsageError
+from reconv.device import Device
 from reconv.inference.backends.captured_network import FusedInference
 from reconv.inference.backends.fold import fold_batch_norms
 from reconv.inference.backends.folded import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.models import build_model
+from reconv.recipe.loader import load
 
 
 def _run(words: list[str], code: int = 0) -> None:
@@ -44,6 +49,65 @@ def test_the_json_has_a_row_for_each_batch_size(capsys: pytest.CaptureFixture[st
     assert result["norms_folded"] == 7
     assert result["flops_per_image"] == 2 * 747136
     assert result["versions"]["reconv"] == reconv.__version__
+
+
+def test_clients_at_once_have_percentiles_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "infer", "quickstart", "--concurrency", "1,3", "--batches", "2", "--iterations", "4"]
+    _run([*command, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert [(row["concurrency"], row["batch"], row["iterations"]) for row in result["concurrent"]] == [
+        (1, 2, 4),
+        (3, 2, 12),
+    ]
+    for row in result["concurrent"]:
+        latency = row["latency_ms"]
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"] <= latency["max"]
+        clients = row["images_per_s"] * latency["mean"] / 1000 / row["batch"]  # Little's law
+        assert clients <= row["concurrency"] + 1e-6
+    _run([*command, "--quiet"])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line[:1] in ("1", "3")] == [
+        ["1", "2"],
+        ["3", "2"],
+    ]
+
+
+def test_clients_wait_for_each_other_where_there_is_one_graph() -> None:
+    running, most = 0, 0
+
+    class Busy:
+        kind = "cpu"
+
+        def synchronize(self) -> None:
+            pass
+
+    def run() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.002)
+        running -= 1
+
+    for exclusive, together in ((True, 1), (False, 4)):
+        most = 0
+        request = synchronized(run, cast(Device, Busy()), exclusive)
+        rows = concurrent_rows(1, (4,), request, LatencyConfig(5, 0.0))
+        assert (most, rows[0]["iterations"]) == (together, 20)
+
+
+def test_published_figures_stand_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["bench", "infer", "resnet18", "--batches", "1", "--iterations", "1", "--published", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["published"] == [] and "no figures of resnet18" in result["notes"][-1]
+    result |= {"recipe": load("resnet50", [("precision.mode", "bf16", "test")]).recipe.model_dump(mode="json")}
+    result["concurrent"] = [{**result["batches"][0], "concurrency": 16}]
+    add_published(result)
+    assert {(f["batch"], f.get("concurrency")) for f in result["published"] if "batch" in f} == {(1, None)}
+    print_published(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Reconv, measured now" in lines[2] and "cpu" in lines[2]
+    v100 = next(line for line in lines if "ConvNets, 2023 " in line and "V100 16 GB" in line)
+    assert "  78  " in v100 and "12.78" in v100 and " x " in v100
+    assert any(" 16        1,132.9 " in line and "14.13" in line for line in lines)  # Triton, 16 requests
 
 
 def test_batch_sizes_go_from_1_to_256() -> None:

@@ -56,6 +56,14 @@ def test_the_json_has_rates_and_latencies_and_the_fields_of_bench_train(
     assert set(training) - set(result) == only_training
 
 
+def test_clients_at_once_predict_from_files(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["bench", "infer", "quickstart", "--data", str(tree), "--concurrency", "1,3", "--iterations", "2", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    rows = [(row["concurrency"], row["batch"], row["iterations"]) for row in result["concurrent"]]
+    assert rows == [(1, 1, 2), (3, 1, 6)]
+    assert [row["batch"] for row in result["batches"]] == [1]
+
+
 def test_validation_images_of_a_dataset_or_all_of_a_folder_are_measured(tree: Path, tmp_path: Path) -> None:
     images = [image.path for image in open_images(str(tree)).images if isinstance(image, ImageFile)]
     assert sorted(images) == sorted((tree / "val").rglob("*.png")) and len(images) == 8

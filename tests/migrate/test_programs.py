@@ -6,9 +6,11 @@ import math
 import random
 import re
 
+import click
 import pytest
 
 from reconv.checkpoint.download_weights import TORCHVISION
+from reconv.cli import reconv
 from reconv.core.errors import UsageError
 from reconv.migrate.flag_reference import REQUIRED, documented_flags, example_words
 from reconv.migrate.flags import Flag
@@ -71,6 +73,23 @@ def test_every_flag_alone_is_mapped_or_explained() -> None:
                 wanted_recipe(migration)
             count += 1
     assert count > 500
+
+
+def test_every_option_that_a_migrated_flag_becomes_exists() -> None:
+    checked = set()
+    for program in PROGRAMS:
+        for item in documented_flags(program):
+            words = [*REQUIRED.get(program.name, []), *item.beside, *words_of(program, [item])]
+            action = migrate_command(" ".join([program.script, *words]), program.name).action
+            command: click.Command | None = reconv
+            for word in action.verb.split():
+                assert isinstance(command, click.Group)
+                command = command.get_command(click.Context(command), word)
+            assert command is not None, action.verb
+            known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+            assert {name for name, _ in action.options} <= known, (program.name, item.name, action)
+            checked |= {(action.verb, name) for name, _ in action.options}
+    assert {("bench infer", "--concurrency"), ("average", "--discard-last")} <= checked
 
 
 def random_flags(program: Program, seed: int, most: int) -> list[Flag]:

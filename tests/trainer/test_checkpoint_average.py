@@ -112,6 +112,15 @@ def test_average_command_with_exponential_weights(run: Path, tmp_path: Path) -> 
     assert scored.num_samples == 360
 
 
+def test_the_newest_checkpoints_can_be_left_out(run: Path, tmp_path: Path) -> None:
+    result = average(run, discard_last=1, last="2ep", out=tmp_path / "a")
+    assert result.steps == (10, 15)  # the two epochs before the newest that is left
+    assert_is(result.path, weighted_by_hand(run, {10: 1, 15: 1}))
+    assert average(run, discard_last=2, out=tmp_path / "b").steps[-1] == 10
+    with pytest.raises(UsageError, match="leaving out the newest 9 checkpoints leaves none"):
+        average(run, discard_last=9, out=tmp_path / "c")
+
+
 def test_average_command_equals_the_average_of_the_run(run: Path, tmp_path: Path) -> None:
     result = average(run, last="3ep", out=tmp_path / "again.safetensors")
     assert result.steps == (10, 15, 20)

@@ -19,6 +19,13 @@ from reconv.cli.options import Command, emit_json, json_option, print_line, prin
     help="Average the checkpoints of the last 5ep, 1000step or 10%.",
 )
 @click.option(
+    "--discard-last",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Leave out the newest N checkpoints; --last counts back from the newest of the others.",
+)
+@click.option(
     "--mode", type=click.Choice(["mean", "exponential"]), default="mean", show_default=True, help="The kind of average."
 )
 @click.option(
@@ -36,7 +43,16 @@ from reconv.cli.options import Command, emit_json, json_option, print_line, prin
     help="The file to write [default: RUN/averaged.safetensors].",
 )
 @json_option
-def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path | None, json_file: str | None) -> None:
+def average(
+    run: Path,
+    last: str,
+    discard_last: int,
+    mode: str,
+    decay: float,
+    ema: bool,
+    out: Path | None,
+    json_file: str | None,
+) -> None:
     """Average the weights of RUN's checkpoints in float64, including batch norm statistics.
 
     Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted, and warns if
@@ -47,6 +63,7 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
     Examples:
       reconv average runs/resnet50/1 --last 5ep
       reconv average runs/resnet50/1 --last 20ep --mode exponential --decay 0.97 --out mean.safetensors
+      reconv average runs/resnet50/1 --last 5ep --discard-last 1
       reconv eval runs/resnet50/1 --averaged
     """
     from reconv.api import average as run_average
@@ -54,7 +71,16 @@ def average(run: Path, last: str, mode: str, decay: float, ema: bool, out: Path 
 
     with joined_ranks() as ranks:
         weights = "ema" if ema else "raw"
-        result = run_average(run, last=last, kind=mode, decay=decay, weights=weights, out=out, process_group=ranks)
+        result = run_average(
+            run,
+            last=last,
+            discard_last=discard_last,
+            kind=mode,
+            decay=decay,
+            weights=weights,
+            out=out,
+            process_group=ranks,
+        )
     if not ranks.is_rank0:
         return
     if result.warning:

@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from reconv.cli.bench_output import data_lines, print_data_paths, print_inference, roofline_lines, train_lines
+from reconv.cli.bench_output import (
+    data_lines,
+    print_data_paths,
+    print_inference,
+    print_published,
+    roofline_lines,
+    train_lines,
+)
 from reconv.cli.options import (
     DEVICE_HELP,
     Command,
@@ -27,6 +34,11 @@ from reconv.core.errors import UsageError
 from reconv.distributed.environment import read_launch_env
 
 MIN_WINDOWS = 5
+
+
+_published_option = click.option(
+    "--published", is_flag=True, help="Also print what vendors have published for this network, with its hardware."
+)
 
 
 @click.group(cls=CommandGroup)
@@ -52,6 +64,7 @@ def bench() -> None:
 @click.option("--data", metavar="DIR", type=click.Path(), help="Real data; implies --input real.")
 @click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, on the same data.")
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
+@_published_option
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size.")
 @click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
@@ -88,6 +101,7 @@ def train(
     data: str | None,
     compare: bool,
     baselines: str | None,
+    published: bool,
     batch_size: int | None,
     batch_per_device: int | None,
     workers: int | None,
@@ -113,6 +127,7 @@ def train(
       reconv bench train resnet50 --devices 8 --batch-per-device 256
       reconv bench train resnet50 --batch-size 256 --set precision.mode=bf16 --compare
       reconv bench train resnet50 --data /imagenet --json result.json
+      reconv bench train resnet50-nv-90ep-8gpu-mixed --batch-size 256 --published
     """
     if data is not None and where not in (None, "real"):
         raise UsageError(f"--data is real data, and --input {where} is synthetic", then="leave one of them out")
@@ -148,11 +163,17 @@ def train(
     if read_launch_env().rank > 0:
         return
     result["notes"] += missing
+    if published:
+        from reconv.bench.published import add_published
+
+        add_published(result)
     if json_file is not None:
         emit_json(result, json_file)
-    else:
-        for line in train_lines(result, compare):
-            print_line(line)
+        return
+    for line in train_lines(result, compare):
+        print_line(line)
+    if published:
+        print_published(result)
 
 
 @bench.command("infer", cls=Command, renamed={"--answers": "--iterations", "--peers": "--baselines"})
@@ -162,6 +183,11 @@ def train(
 )
 @click.option("--batches", metavar="N,N", help="Batch sizes; default: 1, 2, 4, ... 256; with --data fewer of them.")
 @click.option(
+    "--concurrency",
+    metavar="N,N",
+    help="Also measure this many clients at once, each waiting for its answer; default batch size then: 1.",
+)
+@click.option(
     "--iterations",
     metavar="N",
     type=click.IntRange(min=1),
@@ -169,6 +195,7 @@ def train(
 )
 @click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, eager and compiled.")
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
+@_published_option
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @set_option
 @trust_option
@@ -178,9 +205,11 @@ def infer(
     target: str,
     data: str | None,
     batches: str | None,
+    concurrency: str | None,
     iterations: int | None,
     compare: bool,
     baselines: str | None,
+    published: bool,
     device: str,
     settings: tuple[str, ...],
     trust_code: bool,
@@ -203,6 +232,8 @@ def infer(
       reconv bench infer runs/resnet50/1 --data /imagenet --batches 1,256 --json result.json
       reconv bench infer resnet50 --set precision.mode=bf16 --json result.json
       reconv bench infer resnet50 --batches 1,32 --baselines "torchvision channels_last"
+      reconv bench infer resnet50 --concurrency 1,4,16
+      reconv bench infer resnet50 --set precision.mode=bf16 --published
     """
     compare = compare or baselines is not None
     if data is not None and compare:
@@ -210,11 +241,13 @@ def infer(
     options: dict[str, Any] = {
         "overrides": parse_settings(settings),
         "device": device,
+        "concurrency": _numbers("--concurrency", "numbers of clients, for example 1,4,16", concurrency),
         "iterations": iterations,
         "trust_code": trust_or_ask(trust_code),
         "log": _choose_log(quiet, json_file),
     }
-    sizes = _batch_sizes(batches)
+    sizes = _numbers("--batches", "batch sizes, for example 1,8,64", batches)
+    sizes = sizes or ([1] if concurrency else [])
     if data is not None:
         from reconv.bench.predict import bench_predict
 
@@ -227,6 +260,10 @@ def infer(
         )
         result = bench_infer(target, batches=sizes or BATCHES, baselines=found, **options)
         result["notes"] += missing
+    if published:
+        from reconv.bench.published import add_published
+
+        add_published(result)
     if json_file is not None:
         emit_json(result, json_file)
         return
@@ -235,6 +272,8 @@ def infer(
         print_line("no baseline was measured")
     for line in (*roofline_lines(result), *result["notes"]):
         print_line(line)
+    if published:
+        print_published(result)
 
 
 @bench.command("data", cls=Command)
@@ -313,11 +352,11 @@ def _no_log(text: str) -> None:
     """Discards what is logged."""
 
 
-def _batch_sizes(text: str | None) -> list[int]:
+def _numbers(option: str, what: str, text: str | None) -> list[int]:
     """`1,8,64` as numbers; empty for None."""
     if text is None:
         return []
     words = text.split(",")
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UsageError(f"--batches takes batch sizes, not {text!r}", then="for example --batches 1,8,64")
+        raise UsageError(f"{option} takes {what}, not {text!r}")
     return [int(word) for word in words]

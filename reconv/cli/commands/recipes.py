@@ -192,6 +192,7 @@ def show(name: str, settings: tuple[str, ...], data: str | None, init: str | Non
             print_line(line, dim=True)
     for line in layout(values, origins):
         print_line(line)
+    _print_published(resolved.recipe)
 
 
 @recipes.command("explain", cls=Command)
@@ -268,6 +269,47 @@ def model_option_references(network: str) -> list[FieldReference]:
         value_reference(f"model.options.{o.name}", o.description, o.annotation, value_text(o.default))
         for o in model_options(network)
     ]
+
+
+def _print_published(recipe: Recipe) -> None:
+    """A table of what vendors have published for the recipe's network, if anything, below what we measured."""
+    from reconv.planner.step_time import measured_by_us
+    from reconv.recipe.published import Figure, comparison, figures_for, network_of, newest
+
+    theirs = newest(figures_for(recipe, "training", "accuracy"))
+    if not theirs:
+        return
+    network, precision = network_of(recipe), recipe.precision.family
+    speeds = measured_by_us(network, precision) if theirs[0].image_size == recipe.data.preprocess.size else []
+    ours = [
+        Figure(
+            kind="training",
+            network=network,
+            hardware="NVIDIA H200",
+            precision=precision,
+            source="Reconv, measured",
+            devices=1,
+            batch=batch,
+            images_per_s=images_per_s,
+        )
+        for batch, images_per_s in speeds
+    ]
+    ours += [
+        Figure(
+            kind="accuracy",
+            network=network,
+            hardware=result.hardware,
+            precision=precision,
+            source=f"Reconv, {result.date}, n={result.n}",
+            top1=100 * result.value,
+            spread=None if result.spread is None else 100 * result.spread,
+        )
+        for result in recipe.measured
+        if result.metric == "top1"
+    ]
+    print_line()
+    print_line("published for this network, beside Reconv:", dim=True)
+    print_table(*comparison(ours, theirs))
 
 
 def _resolve(name: str, overrides: list[Override], data: str | None) -> Resolved:

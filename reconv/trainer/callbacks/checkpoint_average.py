@@ -55,6 +55,7 @@ def average(
     run: str | Path,
     *,
     last: str | Duration = "100%",
+    discard_last: int = 0,
     kind: str = "mean",
     decay: float = 0.99,
     weights: str = "raw",
@@ -63,6 +64,7 @@ def average(
 ) -> AveragedWeights:
     """Average the raw or EMA weights of the checkpoints of the last epochs, steps or percent of a run.
 
+    The newest `discard_last` checkpoints are left out first; `last` counts back from the newest of the others.
     Checkpoints that were deleted during the run are missing from the average; the result's warning says so. The ranks
     of a process group share the checkpoints to verify and the tensors to average.
     """
@@ -73,7 +75,7 @@ def average(
 
     def choose_and_write() -> tuple[AveragedWeights, int]:
         store = open_store(folder)
-        steps, num_deleted = ranks.on_rank0(lambda: _chosen_steps(folder, store, duration))
+        steps, num_deleted = ranks.on_rank0(lambda: _chosen_steps(folder, store, duration, discard_last))
         return _write(store, steps, target, kind, decay, part, ranks), num_deleted
 
     # Several ranks do not try again: those that did would wait for the others.
@@ -162,9 +164,17 @@ def _duration(last: str | Duration) -> Duration:
     return duration
 
 
-def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> tuple[list[int], int]:
+def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration, discard: int) -> tuple[list[int], int]:
     """The steps saved by the run's `save.every` within `last` of the newest, and how many others were deleted."""
-    present = store.steps()
+    stored = store.steps()
+    present = stored[: max(0, len(stored) - discard)]
+    if stored and not present:
+        raise UsageError(
+            f"leaving out the newest {discard} checkpoints leaves none",
+            where=str(folder.checkpoints),
+            why=f"the run has {len(stored)}",
+            then=f"--discard-last {len(stored) - 1} or less",
+        )
     planned = load_run_record(folder.path).plan
     if not present or planned is None:
         raise CheckpointError(
