@@ -81,6 +81,8 @@ def test_every_option_that_a_migrated_flag_becomes_exists() -> None:
         for item in documented_flags(program):
             words = [*REQUIRED.get(program.name, []), *item.beside, *words_of(program, [item])]
             action = migrate_command(" ".join([program.script, *words]), program.name).action
+            if action.verb in ("nothing", "help"):
+                continue
             command: click.Command | None = reconv
             for word in action.verb.split():
                 assert isinstance(command, click.Group)
