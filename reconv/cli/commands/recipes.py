@@ -308,7 +308,7 @@ def _print_published(recipe: Recipe) -> None:
         if result.metric == "top1"
     ]
     print_line()
-    print_line("published for this network, beside Reconv:", dim=True)
+    print_line("Published for this network, beside Reconv:", dim=True)
     print_table(*comparison(ours, theirs))
 
 
