@@ -20,7 +20,7 @@ from reconv.build.datasets import Datasets
 from reconv.data.convert.dataset import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, at_most
-from reconv.data.decode.pillow import to_image
+from reconv.data.decode.pillow import formats_of, to_image
 from reconv.data.readers.shards.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.recipe.parts.data import AugmentConfig
@@ -98,7 +98,7 @@ def baseline_image(sample: Sample, size: int, augment: AugmentConfig, crop: Name
     that of our own loader, so that both pipelines make the same image.
     """
     if isinstance(sample.data, bytes):
-        image = Image.open(io.BytesIO(sample.data)).convert("RGB")
+        image = Image.open(io.BytesIO(sample.data), formats=formats_of(sample.data)).convert("RGB")
     else:
         image = to_image(sample.data, 3)
     box = random_resized_crop_box(image.width, image.height, crop, augment)

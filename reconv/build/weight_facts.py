@@ -15,6 +15,7 @@ from reconv.build.load_model import find_weights
 from reconv.build.published_models import timm_preprocess
 from reconv.checkpoint.download_weights import TORCHVISION, is_remote
 from reconv.checkpoint.load_weights import compare_weights, read_weights
+from reconv.checkpoint.locate import LocatedWeights, read_located
 from reconv.checkpoint.store import CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.core.errors import UsageError
@@ -43,15 +44,23 @@ def weight_facts(recipe: Recipe, *, is_model_set: bool) -> WeightFacts | None:
         return WeightFacts(name, ours, preprocess=_TORCHVISION_PREPROCESS.get(plain, {}))
     if package == "timm":
         return WeightFacts(name, f"timm:{model.partition('.')[0]}", preprocess=timm_preprocess(model))
-    located = find_weights(name).located if not (is_remote(name) and is_model_set) else None
-    metadata = None if located is None else read_metadata(located.weights)
-    if metadata is not None:
-        return _of_recipe(name, metadata.recipe.model_dump(mode="json"))
-    if located is not None and located.checkpoint is not None:  # of a version that wrote no metadata into files
-        return _of_recipe(name, CheckpointStore(located.checkpoint.parent).read_state(located.checkpoint)["recipe"])
-    if located is None or is_model_set:
+    if is_remote(name) and is_model_set:
         return WeightFacts(name)
-    return WeightFacts(name, identify(read_weights(located.weights), located.weights))
+
+    def read(located: LocatedWeights) -> WeightFacts:
+        metadata = read_metadata(located.weights)
+        if metadata is not None:
+            return _of_recipe(name, metadata.recipe.model_dump(mode="json"))
+        if located.checkpoint is not None:  # of a version that wrote no metadata into files
+            return _of_recipe(name, CheckpointStore(located.checkpoint.parent).read_state(located.checkpoint)["recipe"])
+        return WeightFacts(name) if is_model_set else _identified(name, located.weights)
+
+    return read_located(find_weights(name).located, read)
+
+
+def _identified(name: str, path: Path) -> WeightFacts:
+    """The facts about a weights file that says nothing about itself."""
+    return WeightFacts(name, identify(read_weights(path), path))
 
 
 def _of_recipe(name: str, recipe: Mapping[str, Any]) -> WeightFacts:

@@ -20,7 +20,8 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from reconv.core.errors import CheckpointError, ResourceError, UsageError
 from reconv.storage.cache import CACHE_ENV, cache_dir
 from reconv.storage.download import Progress, digest, download, no_progress
-from reconv.storage.files import disk_errors, write_atomic
+from reconv.storage.files import disk_errors, without_links, write_atomic
+from reconv.storage.object_stores.store import split_url
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"
@@ -67,6 +68,7 @@ _ADVICE: Mapping[str, str] = {
 _IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
 _PINNED = re.compile(r"sha256=([0-9a-fA-F]{8,64})")
 _REMOTE = ("http://", "https://")
+_MAX_BYTES = 16 << 30  # of a weights file; the largest convolutional networks have 3 GB
 _PACKAGES = ("torchvision:", "timm:")
 
 
@@ -116,6 +118,7 @@ def download_weights(
 def _url(name: str, base_url: str | None) -> tuple[str, str]:
     """The URL of a name, and the beginning of its sha256 if that is known."""
     if name.startswith(_REMOTE):
+        split_url(name)
         url, fragment = urldefrag(name)
         if not fragment:
             return url, _hash_in(url)
@@ -173,7 +176,7 @@ def _hash_in(name: str) -> str:
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
     """Only one process at a time downloads a file; the others wait for it."""
-    with lock.open("w") as file:
+    with open(lock, "w", opener=without_links) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -200,7 +203,7 @@ def _cached(path: Path, expected: str) -> DownloadedWeights | None:
 def _download(url: str, path: Path, expected: str, progress: Progress) -> DownloadedWeights:
     part = path.with_name(path.name + ".part")
     otherwise = f"download it elsewhere and use the file, or set a mirror: {URL_VARIABLE}=URL"
-    download(url, part, progress, error=CheckpointError, otherwise=otherwise)
+    download(url, part, progress, error=CheckpointError, otherwise=otherwise, max_bytes=_MAX_BYTES)
     found, num_bytes = digest(part, "sha256"), part.stat().st_size
     if not found.startswith(expected):
         part.unlink()

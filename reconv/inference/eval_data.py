@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reconv.build.addresses import check_addresses
 from reconv.build.datasets import (
     as_detection_dataset,
     check_data_is_read,
@@ -19,6 +20,7 @@ from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.dataset_factory import relabel
 from reconv.recipe.schema import Recipe
 from reconv.storage.bounded import real_path
+from reconv.storage.given_addresses import is_address, remember_address
 from reconv.storage.object_stores.store import is_url
 
 _NUM_SHOWN = 5
@@ -46,6 +48,10 @@ def open_eval_set(recipe: Recipe, classes: ModelClasses, data: str | Path | None
     Data without a validation split, other than the run's own, is evaluated as a whole.
     """
     check_data_is_read(recipe, data)
+    if data is None:
+        check_addresses(recipe, "the saved recipe", ["data.path"])
+    elif is_address(data):
+        remember_address(str(data))
     if data is None or split is not None or _is_same_place(recipe.data.path, data):
         dataset = _open(recipe, data, split or "val")
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from reconv.logging.json_lines import (
@@ -12,6 +14,7 @@ from reconv.logging.json_lines import (
     field_readers,
     parse_record,
 )
+from reconv.storage.bounded import real_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,9 @@ class LogMessage(Event):
     step: int = 0
 
 
+IMAGE_FORMATS = ("PNG", "JPEG")  # of images of a run; for others Pillow may start programs (Ghostscript for EPS)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageLogged(Event):
     """An image was written to the run directory, for the report."""
@@ -177,6 +183,13 @@ class ImageLogged(Event):
     columns: int = 0  # 0: one image; else the columns of a grid of equal tiles, one caption per tile
     gap_px: int = 2  # between the tiles of a grid
     note: str = ""  # explains the image
+
+    def file(self, run_dir: Path) -> Path:
+        """The image file; raises FileNotFoundError if there is none inside the run directory."""
+        path = real_path(run_dir / self.path)
+        if not path.is_relative_to(real_path(run_dir)) or not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "no such image in the run directory", self.path)
+        return path
 
 
 @dataclass(frozen=True, slots=True)

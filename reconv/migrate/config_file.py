@@ -12,6 +12,19 @@ from reconv.core.errors import UsageError
 from reconv.migrate.command_line import MAX_CHARACTERS
 from reconv.storage.bounded import read_text
 
+_MAX_MERGED = 10_000  # entries of a mapping after its merge keys
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Plain values only, with a limit on merge keys: `<<: [*a, *a]` doubles a mapping."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_MERGED:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"merge keys give a mapping more than {_MAX_MERGED:,} entries", node.start_mark
+            )
+
 
 def read_small_text(path: str) -> str:
     """The text of a file that the user named; raises UsageError where it cannot be read."""
@@ -28,7 +41,11 @@ def read_config(path: str) -> Mapping[str, Any] | None:
         return None
     text = read_small_text(path)
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _BoundedLoader)
+    except RecursionError as error:
+        raise UsageError(
+            "this YAML is nested too deeply", where=path, then="write the values on fewer levels"
+        ) from error
     except yaml.YAMLError as error:
         raise UsageError("this is not YAML", where=path, why=str(error).partition("\n")[0]) from error
     if not isinstance(content, Mapping):

@@ -114,7 +114,7 @@ def _split_by_hardware(recipe: Recipe, size: int, world_size: int) -> Split:
     """batch.group: micro. Each micro-batch is a group."""
     if size % world_size:
         fitting = sorted({max(size // world_size, 1) * world_size, (size // world_size + 1) * world_size})
-        fewer = max(devices for devices in range(1, world_size) if size % devices == 0)
+        fewer = max(devices for devices in range(1, min(world_size, size + 1)) if size % devices == 0)
         raise RecipeError(
             f"batch.size {size} is not divisible by {world_size} devices",
             then=one_of(*(f"--batch-size {fit}" for fit in fitting), f"--devices {fewer}"),
@@ -176,7 +176,7 @@ def _what_fits(recipe: Recipe, groups: Sequence[int], world_size: int) -> Iterat
     """Options with which the devices can share the batch."""
     size, group = recipe.batch.size, recipe.batch.group
     may_share = _why_whole(recipe) is None
-    fewer = range(world_size - 1, 0, -1)
+    fewer = range(min(world_size - 1, size), 0, -1)  # more devices than samples cannot share them
     fits = (n for n in fewer if n <= len(groups) or (may_share and _is_divisible(groups, n)))
     yield f"--devices {next(fits)}"
     if isinstance(group, int):

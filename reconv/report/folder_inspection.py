@@ -14,7 +14,6 @@ from typing import Any
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.mirror.download import URL_FILE
-from reconv.checkpoint.mirror.given_addresses import is_given
 from reconv.core.custom_code import anchor, describe_source
 from reconv.core.errors import CheckpointError, ReconvError, UsageError
 from reconv.logging.run_dir import is_run_file
@@ -23,6 +22,7 @@ from reconv.recipe.load.extends import PATH_FIELDS, absolute_path
 from reconv.recipe.parts.code import references_in
 from reconv.storage import read_limits
 from reconv.storage.bounded import open_file, parse_shallow_json, read_json_object
+from reconv.storage.given_addresses import is_address, is_given
 
 MAX_ENTRIES = 100_000  # of a folder
 _MAX_DEPTH = 32
@@ -175,8 +175,7 @@ def _read_file(path: Path, name: str, found: Inspection) -> None:
             _read_recipe(read_json_object(path, read_limits.STATE_BYTES).get("recipe"), Path(), name, found)
         elif path.name == URL_FILE:
             url = str(read_json_object(path, read_limits.RUN_JSON_BYTES).get("url"))
-            note = "you have given it" if is_given(url) else "asked about before it is used"
-            found.addresses.append(Named(name, "copy of the run", url, note))
+            found.addresses.append(Named(name, "copy of the run", url, _address_note(url)))
         elif path.suffix == ".safetensors":
             _read_recipe(_recipe_of_weights(path), Path(), name, found)
     except (OSError, ValueError, ReconvError) as error:
@@ -211,12 +210,17 @@ def _read_recipe(tree: object, folder: Path, file: str, found: Inspection) -> No
         source = describe_source(name, anchor(reference, folder), folders)
         found.code.append(NamedCode(file, name, source.path, str(source.file or ""), source.digests))
     for name, text in _texts(tree):
-        if _ADDRESS.fullmatch(text):
-            found.addresses.append(Named(file, name, text))
+        if _ADDRESS.fullmatch(text) or is_address(text):
+            note = _address_note(text) if tuple(name.split(".")) in PATH_FIELDS else ""
+            found.addresses.append(Named(file, name, text, note))
         elif tuple(name.split(".")) in PATH_FIELDS or name == "extends":
             found.paths.append(Named(file, name, text))
         elif name.partition(".")[0] == "loggers" and text in _SENDING:
             found.addresses.append(Named(file, "loggers", text, "sends what is logged to its server"))
+
+
+def _address_note(url: str) -> str:
+    return "you have given it" if is_given(url) else "asked about before it is used"
 
 
 def _texts(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reconv.logging.events import ImageLogged
-from reconv.storage.bounded import real_path
+from reconv.logging.events import IMAGE_FORMATS, ImageLogged
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,22 +26,20 @@ _MAX_IMAGE_SIDE = 1400
 # Tiny images are small as PNG and are shown enlarged, where JPEG artifacts would be visible.
 _MAX_PNG_TILE_BYTES = 6_000
 _MAX_PNG_IMAGE_BYTES = 300_000
+_MAX_GAP_PX = 64
 _MAX_ESTIMATE = 3  # times the bytes of a PNG that `_estimated_png_bytes` may give
 
 
 def embed(run_dir: Path, event: ImageLogged, budget_bytes: int) -> list[str] | None:
     """The image as data URIs, one per tile of a grid; None if the file is missing, no image or over the budget."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    path = real_path(run_dir / event.path)
-    if not path.is_relative_to(real_path(run_dir)) or not path.is_file():
-        return None
     try:
-        with Image.open(path) as image:
+        with Image.open(event.file(run_dir), formats=IMAGE_FORMATS) as image:
             image.load()
             tiles = _tiles(image, event)
             uris = [_uri(tile, event.columns) for tile in tiles]
-    except (UnidentifiedImageError, OSError, ValueError):
+    except (OSError, ValueError, Image.DecompressionBombError):
         return None
     return uris if sum(map(len, uris)) <= budget_bytes else None
 
@@ -52,8 +49,9 @@ def _tiles(image: Image, event: ImageLogged) -> list[Image]:
     if event.columns <= 0 or not event.captions:
         return [image]
     rows = math.ceil(len(event.captions) / event.columns)
-    pitch_x, pitch_y = (image.width + event.gap_px) // event.columns, (image.height + event.gap_px) // rows
-    width, height = max(1, pitch_x - event.gap_px), max(1, pitch_y - event.gap_px)
+    gap_px = max(0, min(event.gap_px, _MAX_GAP_PX))
+    pitch_x, pitch_y = (image.width + gap_px) // event.columns, (image.height + gap_px) // rows
+    width, height = max(1, pitch_x - gap_px), max(1, pitch_y - gap_px)
     corners = [(n % event.columns * pitch_x, n // event.columns * pitch_y) for n in range(len(event.captions))]
     return [image.crop((x, y, x + width, y + height)) for x, y in corners]
 

@@ -11,14 +11,17 @@ import http.client
 import ipaddress
 import os
 import re
+import shutil
+import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from reconv.core.errors import ReconvError, UsageError
+from reconv.storage.files import without_links
+from reconv.storage.object_stores.store import split_url
 
 Progress = Callable[[int, int | None], None]  # bytes done, total bytes if known
 
@@ -26,6 +29,8 @@ _TIMEOUT_S = 60
 _MAX_FAILURES = 5  # in a row, without a byte in between
 _BLOCK_BYTES = 1 << 18
 MAX_BYTES = 1 << 36  # 64 GiB; the largest known archive has 19 GB
+MAX_UNKNOWN_BYTES = 4 << 30  # of a file whose size the server does not announce
+_HEADROOM_BYTES = 64 << 20
 _HTTP_VARIABLE = "RECONV_ALLOW_HTTP"
 
 
@@ -46,8 +51,10 @@ def download(
     """
     if not allow_http:
         require_https(url)
+    split_url(url)
     failures = 0
     while True:
+        _refuse_links(part, error)
         size_before = part.stat().st_size if part.exists() else 0
         try:
             reason = _transfer(url, part, progress, max_bytes)
@@ -100,10 +107,15 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
             if url.startswith("https:") and not response.geturl().startswith("https:"):
                 raise _RefusedError(f"the server redirects to {response.geturl()}, which is not https")
             total = _total_bytes(response, done)
-            if total is not None and total > max_bytes:
+            if total is None:
+                max_bytes = min(max_bytes, MAX_UNKNOWN_BYTES)
+            elif total > max_bytes:
                 raise _RefusedError(f"the file has {total:,} bytes, more than the limit of {max_bytes:,}")
+            elif total - done > (free := shutil.disk_usage(part.parent).free - _HEADROOM_BYTES):
+                raise _RefusedError(f"the file has {total:,} bytes, and the disk has room for {done + max(0, free):,}")
             if done == 0:
-                _validator_file(part).write_text(_validator(response.headers), encoding="utf-8")
+                with open(_validator_file(part), "w", encoding="utf-8", opener=without_links) as file:
+                    file.write(_validator(response.headers))
             done = _write(response, part, done, total, progress, max_bytes)
     except urllib.error.HTTPError as error:
         error.close()
@@ -120,6 +132,8 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
         return f"the server cannot be reached: {error.reason}"
     except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
         return f"the connection was lost: {error}"
+    except ValueError as error:  # urllib's, of a redirect
+        raise _RefusedError(f"the server names an address that is none: {error}") from error
     if total is not None and done < total:
         return f"the connection was lost after {done:,} of {total:,} bytes"
     return None
@@ -127,7 +141,7 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
 
 def require_https(url: str) -> None:
     """Refuse plain http, over which anyone on the way can replace the file."""
-    address = urlsplit(url)
+    address = split_url(url)
     if address.scheme == "https" or os.environ.get(_HTTP_VARIABLE) == "1":
         return
     host = address.hostname or ""
@@ -163,6 +177,20 @@ def _is_version(headers: Message, validator: str) -> bool:
     return now == validator or (not now and not validator.startswith('"'))
 
 
+def _refuse_links(part: Path, error: type[ReconvError]) -> None:
+    """Raise if something else than a file of ours would be written to, or sent to the server."""
+    for path in (part, _validator_file(part)):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise error(
+                f"{path.name} is not a file, and the download would be written to it",
+                where=str(path),
+                why=f"it is a link to {os.readlink(path)}"
+                if path.is_symlink()
+                else "it is a folder, a pipe or a device",
+                then=f"look at it, then remove it: rm '{path}'",
+            )
+
+
 def _resume_point(part: Path) -> tuple[int, str]:
     """How many bytes of which version are there; zero bytes if the version is unknown."""
     if not part.exists() or not _validator_file(part).exists():
@@ -187,7 +215,7 @@ def _write(
     response: http.client.HTTPResponse, part: Path, done: int, total: int | None, progress: Progress, max_bytes: int
 ) -> int:
     """Write the response's body to `part` after its first `done` bytes; returns the new length."""
-    with open(part, "r+b" if done else "wb") as file:
+    with open(part, "r+b" if done else "wb", opener=without_links) as file:
         file.seek(done)
         file.truncate()
         progress(done, total)

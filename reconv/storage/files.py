@@ -83,6 +83,11 @@ class FileSystem:
         return sorted(os.listdir(path))
 
 
+def without_links(path: str, flags: int) -> int:
+    """An opener for `open` that fails where the path is a link, which would lead to another file, or a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
 def fsync_dir(path: Path) -> None:
     """Wait until a folder's entries are on disk, so that a rename survives a power cut."""
     with naming(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,12 +10,12 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconv.build.addresses import check_addresses, remember_addresses
 from reconv.build.checks import check_num_devices
 from reconv.build.datasets import check_data_is_read, with_data_path
 from reconv.build.derived_recipe import HeadMeasurement, load_derived
 from reconv.build.init_weights import check_weights_readable
-from reconv.checkpoint.mirror.download import download_run, read_mirror_url
-from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address
+from reconv.checkpoint.mirror.download import NO_MIRROR, check_mirror_address, download_run, read_mirror_url
 from reconv.core.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
 from reconv.core.errors import ReconvError, UsageError
 from reconv.distributed.environment import SECRET_VARIABLE, num_local_ranks, read_launch_env, read_node_env
@@ -98,7 +99,7 @@ def local_out(out: str | Path | None, runs: str | Path, mirror: str | None = Non
         return Path(out), None if mirror == NO_MIRROR else as_url(mirror)
     noted = read_mirror_url(RunDir(Path(out)))
     if noted is not None and read_launch_env().rank == 0:  # which alone uses it
-        check_address(noted, str(out))
+        check_mirror_address(noted, str(out))
     return Path(out), noted
 
 
@@ -125,6 +126,7 @@ def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
     resolved = load(args.recipe, overrides)
     if args.consent is not None:
         args.consent.require(code_references(resolved.recipe), resolved.recipe.code_path, args.recipe)
+    _check_addresses(args, resolved.recipe, [field for field, *_ in overrides])
     if resolved.recipe.derive:
         resumed = find_run(resolved.recipe, out=args.out, runs=args.runs) if args.resume else None
         values = None if resumed is None else load(str(resumed.recipe)).recipe
@@ -138,11 +140,24 @@ def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
     recipe = resolved.recipe
     check_data_is_read(recipe, args.data)
     resumed = find_run(recipe, out=args.out, runs=args.runs) if args.resume else None
+    is_path_saved = recipe.data.path is None and "DATA_DIR" not in os.environ
     recipe = with_data_path(recipe, read_data_path(resumed) if resumed else None)
+    if is_path_saved:
+        check_addresses(recipe, str(args.out), ["data.path"])
+    else:
+        remember_addresses(recipe, ["data.path"])
     require_packages(recipe.loggers)
     if not args.resume:  # a resumed run no longer needs its initial weights
         check_weights_readable(recipe)
     return replace(resolved, recipe=recipe)
+
+
+def _check_addresses(args: RunArgs, recipe: Recipe, overridden: Sequence[str]) -> None:
+    """Note the addresses that the user gives, in options or a recipe; those of a saved recipe must be among them."""
+    is_saved = args.consent is not None
+    remember_addresses(recipe, overridden if is_saved else None)
+    if is_saved:
+        check_addresses(recipe, args.recipe)
 
 
 def print_early(mode: str | None, text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from file_server import FileServer, serve
 from foreign_folders import (
     OWNED,
     change_recipe,
@@ -165,6 +166,47 @@ def test_a_server_keeps_its_model_if_a_later_checkpoint_names_other_code(trust: 
     assert "evil.py" in refused[0] and "step 1 is still served" in refused[0]
     assert model.current is not None and model.current.predictor.path == first
     assert owned(run) == []
+
+
+@pytest.fixture
+def web() -> Iterator[FileServer]:
+    """A server on this machine, which no command has a reason to ask."""
+    with serve(FileServer(b"")) as running:
+        yield running
+
+
+ADDRESS_COMMANDS: dict[str, tuple[str, ...]] = {
+    "eval": ("eval", "run"),
+    "eval --all": ("eval", "run", "--all"),
+    "export": ("export", "run", "--to", "onnx", "--out", "exported"),
+    "resume": ("resume", "run", "--epochs", "3"),
+    "train --resume": ("train", "quickstart", "--set", "data.source=auto", "--out", "run", "--resume"),
+}
+
+
+@pytest.mark.parametrize("name", ADDRESS_COMMANDS)
+def test_an_address_that_the_user_has_not_given_is_not_asked(
+    name: str, run: Path, web: FileServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_run(run, lambda recipe: recipe["data"].update(source="auto", path=f"{web.url}/data"))
+    assert run_command(*ADDRESS_COMMANDS[name]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert f"{web.url}/data" in error and "that you have not given" in error
+    assert web.asked == []
+    assert run_command(*ADDRESS_COMMANDS[name], "--data", f"{web.url}/data") not in (ExitCode.OK, ExitCode.USAGE)
+    assert web.asked, "given now"
+    web.asked.clear()
+    run_command(*ADDRESS_COMMANDS[name])
+    assert web.asked, "given before"
+
+
+@pytest.mark.parametrize("field", ["model.init", "distill.teacher", "model.resume_from"])
+def test_addresses_of_weights_are_asked_about_too(field: str, run: Path, web: FileServer) -> None:
+    for checkpoint in checkpoints(run):
+        shutil.rmtree(checkpoint)
+    change_run(run, lambda recipe: set_field(recipe, field, f"{web.url}/weights.pth"))
+    assert run_command("resume", "run") == ExitCode.USAGE
+    assert web.asked == []
 
 
 @pytest.fixture

@@ -84,6 +84,20 @@ RUNS = (
     "command/long-eval",
     "command/set-long-field",
     "command/devices-huge",
+    "command/resume-devices-huge",
+    "command/bench-devices-huge",
+    "command/init-open-bracket",
+    "command/init-bad-host",
+    "command/data-bad-host",
+    "command/token-zero",
+    "command/token-pipe",
+    "command/migrate-doubling",
+    "command/migrate-deep",
+    "command/migrate-merge-keys",
+    "events/devices-huge",
+    "events/gap_px-1",
+    "data-get/part-link",
+    "data-get/part-pipe",
 )
 
 

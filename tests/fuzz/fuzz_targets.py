@@ -35,12 +35,15 @@ from reconv.data.readers.detection.box_tfrecord import records_have_boxes
 from reconv.data.readers.shards.index import _shards_key
 from reconv.data.readers.shards.tfrecord_format import write_records
 from reconv.logging.json_lines import CHECKSUM, add_checksum
+from reconv.migrate.command_line import split_commands
+from reconv.migrate.config_file import read_config
 from reconv.recipe.loader import load
 from reconv.recipe.parts.data import DataConfig
 from reconv.report.html import render
 from reconv.serve.http.protocol import parse_infer
 from reconv.serve.http.request_images import split_body
 from reconv.serve.limits import ApiError, Limits
+from reconv.storage.object_stores.store import as_url, split_url
 
 TARGETS: dict[str, Target] = {}
 _LIMITS = Limits(max_images=16)
@@ -74,6 +77,36 @@ def _(folder: Path) -> Parse:
     def parse(data: bytes) -> None:
         file.write_bytes(data)
         load(str(file))
+
+    return parse
+
+
+@_target("migrate-config")
+def _(folder: Path) -> Parse:
+    file = folder / "config.yaml"
+
+    def parse(data: bytes) -> None:
+        file.write_bytes(data)
+        read_config(str(file))
+
+    return parse
+
+
+@_target("migrate-command")
+def _(folder: Path) -> Parse:
+    def parse(data: bytes) -> None:
+        split_commands(data.decode("utf-8", "replace"))
+
+    return parse
+
+
+@_target("address")
+def _(folder: Path) -> Parse:
+    def parse(data: bytes) -> None:
+        text = data.decode("utf-8", "surrogateescape")
+        with suppress(ReconvError):
+            split_url(text)
+        as_url(text)
 
     return parse
 
@@ -290,7 +323,7 @@ def _(folder: Path) -> Parse:
 def _(folder: Path) -> Parse:
     def parse(data: bytes) -> list[bytes]:
         content_type, _, body = data.partition(b"\n")
-        return split_body(content_type.decode("latin-1"), body, _LIMITS)
+        return split_body(content_type.decode("latin-1"), bytearray(body), _LIMITS)
 
     return parse
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from file_server import FileServer, serve
 
+import reconv.storage.download
 from reconv.core.errors import DataError, UsageError
 from reconv.storage.download import download, no_progress
 
@@ -84,6 +86,57 @@ def test_a_file_above_the_limit_is_refused_before_and_while_it_comes(server: Fil
         fetch(server, tmp_path / "part", max_bytes=1000)
     assert "200,000 bytes, more than the limit of 1,000" in error.value.why
     assert not (tmp_path / "part").exists()
+
+
+def test_a_file_without_an_end_is_refused_early(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that announces no length may send for as long as it likes."""
+    monkeypatch.setattr(reconv.storage.download, "MAX_UNKNOWN_BYTES", 150_000)
+    assert fetch(server, tmp_path / "part") == OLD
+    server.announces = False
+    with pytest.raises(DataError) as error:
+        fetch(server, tmp_path / "other")
+    assert "more than the limit of 150,000" in error.value.why
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_refused(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=(64 << 20) + 1000))
+    with pytest.raises(DataError) as error:
+        fetch(server, tmp_path / "part")
+    assert "the disk has room for 1,000" in error.value.why
+
+
+@pytest.mark.parametrize("location", ["http://[::1/x", "http://[1:2:3]/x", "https://exa mple/\x01"])
+def test_a_redirect_to_what_is_no_address_is_an_error(server: FileServer, tmp_path: Path, location: str) -> None:
+    server.location = location
+    with pytest.raises(DataError):
+        fetch(server, tmp_path / "part")
+
+
+@pytest.mark.parametrize("suffix", ["", ".etag"])
+def test_a_link_in_place_of_the_part_is_neither_followed_nor_sent(
+    server: FileServer, tmp_path: Path, suffix: str
+) -> None:
+    interrupted(server, tmp_path / "part")
+    outside, place = tmp_path / "outside", tmp_path / f"part{suffix}"
+    outside.write_text("private")
+    place.unlink()
+    place.symlink_to(outside)
+    with pytest.raises(DataError, match="is not a file") as error:
+        fetch(server, tmp_path / "part")
+    assert str(outside) in error.value.why and outside.read_text() == "private"
+    assert server.asked == []
+
+
+@pytest.mark.usefixtures("no_blocking_pipe")
+def test_a_pipe_in_place_of_the_part_is_not_waited_for(server: FileServer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "part")
+    with pytest.raises(DataError, match="is not a file"):
+        fetch(server, tmp_path / "part")
 
 
 def test_plain_http_to_another_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

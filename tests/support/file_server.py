@@ -21,6 +21,8 @@ class FileServer:
     knows_range: bool = True
     status: int = 200
     etag: str = '"version-1"'  # empty: the server sends none
+    announces: bool = True  # the length of the body
+    location: str = ""  # where it redirects to
     ignores_if_range: bool = False  # it sends a part of whatever version it has now
     asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
 
@@ -41,6 +43,11 @@ def serve(server: FileServer) -> Iterator[FileServer]:
             if server.status != 200 or body is None or "absent" in self.path:
                 self.send_error(server.status if server.status != 200 else 404)
                 return
+            if server.location:
+                self.send_response(302)
+                self.send_header("Location", server.location)
+                self.end_headers()
+                return
             is_same = server.ignores_if_range or self.headers.get("If-Range", server.etag) == server.etag
             is_part = asked is not None and server.knows_range and is_same
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked is not None and is_part else 0
@@ -53,13 +60,18 @@ def serve(server: FileServer) -> Iterator[FileServer]:
                 return
             rest = body[start:]
             self.send_response(206 if is_part else 200)
-            self.send_header("Content-Length", str(len(rest)))
+            if server.announces:
+                self.send_header("Content-Length", str(len(rest)))
             if is_part:
                 self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             if server.etag:
                 self.send_header("ETag", server.etag)
             self.end_headers()
             self.wfile.write(rest[: server.cut_after_bytes.pop(0) if server.cut_after_bytes else len(rest)])
+
+        def do_HEAD(self) -> None:
+            server.asked.append((self.path, None))
+            self.send_error(404)
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Quiet."""

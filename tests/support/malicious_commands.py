@@ -96,6 +96,14 @@ COMMANDS: dict[str, list[str]] = {
     "check-workers": ["data", "check", "digits", "--workers", "999999999"],
     "check-workers-digits": ["data", "check", "digits", "--workers", DIGITS],
     "devices-huge": ["train", "quickstart", "--devices", "999999999"],
+    "resume-devices-huge": ["resume", "RUN", "--devices", "99999999999999"],
+    "bench-devices-huge": ["bench", "train", "quickstart", "--devices", "99999999999999"],
+    "init-open-bracket": ["train", "quickstart", "--init", "http://[::1/x", "--dry-run", "1", "--device", "cpu"],
+    "init-bad-host": ["train", "quickstart", "--init", "http://[1:2:3]/x", "--dry-run", "1", "--device", "cpu"],
+    "init-blank": ["train", "quickstart", "--init", "https://exa mple/x", "--dry-run", "1", "--device", "cpu"],
+    "data-open-bracket": ["train", "resnet18", "--data", "http://[::1/x", "--dry-run", "1", "--device", "cpu"],
+    "data-bad-host": ["train", "resnet18", "--data", "http://[1:2:3]/x", "--dry-run", "1", "--device", "cpu"],
+    "token-zero": ["serve", "RUN", "--device", "cpu", "--port", "0", "--token-file", "/dev/zero"],
     "dry-run-digits": ["train", "quickstart", "--dry-run", DIGITS, "--device", "cpu"],
     "stop-after-digits": ["train", "quickstart", "--stop-after", f"{DIGITS}step", "--device", "cpu"],
     "top-digits": ["predict", "RUN", "IMAGE", "--top", DIGITS, "--device", "cpu"],
@@ -151,6 +159,32 @@ for _name, _command in COMMANDS.items():
         return [str(context.run) if a == "RUN" else str(context.image()) if a == "IMAGE" else a for a in command]
 
     CASES[f"command/{_name}"] = _command_line
+
+
+@case("command/token-pipe")
+def _(context: Context) -> list[str]:
+    os.mkfifo(context.folder / "tokens")
+    return ["serve", str(context.run), "--device", "cpu", "--port", "0", "--token-file", "tokens"]
+
+
+@case("command/migrate-doubling")
+def _(context: Context) -> list[str]:
+    (context.folder / "train.sh").write_text("A=x\n" + "A=$A$A\n" * 60 + "python train.py --name $A\n")
+    return ["migrate", "train.sh"]
+
+
+MIGRATED = {
+    "deep": "a: " + "[" * 60_000,
+    "deep-mappings": "".join(f"{' ' * depth}a:\n" for depth in range(600)),
+    "merge-keys": "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)),
+}
+for _name, _text in MIGRATED.items():
+
+    def _migrate(context: Context, text: str = _text) -> list[str]:
+        (context.folder / "config.yaml").write_text(text)
+        return ["migrate", "config.yaml"]
+
+    CASES[f"command/migrate-{_name}"] = _migrate
 
 
 # Convert

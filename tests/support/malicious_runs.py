@@ -31,6 +31,7 @@ from malicious_cases import (
 )
 from malicious_labels import PICKLES
 
+from reconv.logging.json_lines import CHECKSUM, add_checksum
 from reconv.storage.tensorflow_encoding import encode_bytes_field, encode_varint, masked_crc32c
 
 # Run directories
@@ -437,3 +438,49 @@ for _name, _make_weights in _MADE_WEIGHTS.items():
         return ["train", "quickstart", "--init", str(context.folder / "w.pth"), "--dry-run", "1", "--device", "cpu"]
 
     CASES[f"train/{_name}"] = _train_init
+
+
+# Events with numbers that no run has, with the right checksum
+
+
+def _change_event(context: Context, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+    file = context.run / "events.jsonl"
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    change(next(event for event in events if event["kind"] == kind))
+    lines = [json.dumps({name: value for name, value in event.items() if name != CHECKSUM}) for event in events]
+    file.write_bytes(b"".join(add_checksum(line.encode()) + b"\n" for line in lines))
+
+
+@case("events/devices-huge")
+def _(context: Context) -> list[str]:
+    command = ["reconv", "train", "quickstart", "--devices", "99999999999999"]
+    _change_event(context, "attempt", lambda event: event.update(command=command))
+    return ["resume", str(context.run), "--device", "cpu"]
+
+
+for _field in ("gap_px", "columns", "step"):
+    for _number, _value in enumerate((2**62, -(2**62), 10**12)):
+
+        def _image_event(context: Context, field: str = _field, value: int = _value) -> list[str]:
+            _change_event(context, "image", lambda event: event.update({field: value}))
+            return ["report", str(context.run)]
+
+        CASES[f"events/{_field}-{_number}"] = _image_event
+
+
+# What waits in a folder for a download
+
+
+def _part(make: Callable[[Path], None], suffix: str) -> Callable[[Context], list[str]]:
+    def write(context: Context) -> list[str]:
+        (context.folder / "outside").write_text("private")
+        (context.folder / "data").mkdir()
+        make(context.folder / "data" / f"cifar-10-binary.tar.gz.part{suffix}")
+        return ["data", "get", "cifar10", str(context.folder / "data"), "--base-url", "http://127.0.0.1:9/"]
+
+    return write
+
+
+for _suffix in ("", ".etag"):
+    CASES[f"data-get/part{_suffix}-link"] = _part(lambda path: path.symlink_to("../outside"), _suffix)
+    CASES[f"data-get/part{_suffix}-pipe"] = _part(lambda path: os.mkfifo(path), _suffix)

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.mirror.given_addresses import remember_address
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.store import is_checkpoint_name
-from reconv.core.errors import CheckpointError, UnreadableRunError
+from reconv.core.errors import CheckpointError, UnreadableRunError, UsageError
 from reconv.logging.run_dir import RunDir, is_run_file
 from reconv.storage import read_limits
 from reconv.storage.bounded import read_json_object
 from reconv.storage.files import disk_errors, fsync_dir, write_atomic
+from reconv.storage.given_addresses import is_given, remember_address
 from reconv.storage.object_stores.errors import StoreError, retry_store
 from reconv.storage.object_stores.store import (
     ObjectInfo,
@@ -32,6 +32,7 @@ from reconv.storage.object_stores.store import (
     open_object_store,
 )
 
+NO_MIRROR = "off"
 URL_FILE = "mirror.json"  # in a run directory: where its copy is
 _PART_BYTES = 8 << 20
 _CONNECTIONS = 8
@@ -50,6 +51,17 @@ def write_mirror_url(run_dir: RunDir, url: str) -> None:
     """Note in the run directory where its copy is, an address that the user has given."""
     remember_address(url)
     write_atomic(run_dir.path / URL_FILE, json.dumps({"url": url}))
+
+
+def check_mirror_address(url: str, where: str) -> None:
+    """Raise unless this user has given the address that a run directory notes for its copy."""
+    if not is_given(url):
+        raise UsageError(
+            f"this run says that its copy is at {url}, an address that you have not given",
+            where=where,
+            why="the run would be read from there and written there",
+            then=f"if it is yours: reconv resume RUN --mirror '{url}'; to leave it alone: --mirror off",
+        )
 
 
 def has_run(store: ObjectStore) -> bool:

@@ -70,7 +70,7 @@ def bench() -> None:
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option(
-    "--devices", metavar="N", type=click.IntRange(min=1), help="Number of processes on this machine, one per device."
+    "--devices", metavar="N", type=click.IntRange(1, 256), help="Number of processes on this machine, one per device."
 )
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, for example eth1 or 10.0.0.0/16.")
 @click.option(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", help=f"{DEVICE_HELP} [default: as before]")
 @click.option(
-    "--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine [default: as before]."
+    "--devices", metavar="N", type=click.IntRange(1, 256), help="Processes on this machine [default: as before]."
 )
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines [default: as before].")
 @set_option
@@ -152,8 +152,8 @@ def _fork_overrides(run: str, best: bool) -> list[Override]:
 
 def _take_run_back(run_dir: RunDir, mirror: str | None) -> str | None:
     """Bring RUN up to date with its copy, before its recipe is read; returns the address that the user gives now."""
-    from reconv.checkpoint.mirror.download import download_run, read_mirror_url
-    from reconv.checkpoint.mirror.given_addresses import NO_MIRROR, check_address, is_given
+    from reconv.checkpoint.mirror.download import NO_MIRROR, check_mirror_address, download_run, read_mirror_url
+    from reconv.storage.given_addresses import is_given
     from reconv.storage.object_stores.store import as_url, open_object_store
 
     if mirror == NO_MIRROR or read_launch_env().rank > 0:
@@ -165,7 +165,7 @@ def _take_run_back(run_dir: RunDir, mirror: str | None) -> str | None:
         print_note(f"This run says that its copy is at {url}, an address that you have not given.")
         mirror = url if click.confirm("Read the run from there and write it there?", default=False, err=True) else None
     if mirror is None:
-        check_address(url, str(run_dir.path))
+        check_mirror_address(url, str(run_dir.path))
     download_run(open_object_store(url), run_dir, print_note)
     return mirror
 

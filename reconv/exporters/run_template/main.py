@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
 import warnings
 import zlib
@@ -25,6 +26,8 @@ FOLDER = Path(__file__).resolve().parent
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 MAX_PIXELS = 89_478_485  # of one image; more is taken for a decompression bomb
 BATCH_SIZE = 16
+# Control characters and overrides of the direction, in text that is printed.
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MIN_SCORES = {"multilabel": 0.5, "detection": 0.3}
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -161,6 +164,11 @@ def to_predictions(
         yield {"classes": [{"index": index, "name": names[index], "score": float(row[index])} for index in order]}
 
 
+def printable(text: str) -> str:
+    """The text with control characters escaped: class names and paths must not act on the terminal."""
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Run the exported model on image files.", fromfile_prefix_chars="@", epilog="@FILE: a path per line"
@@ -185,7 +193,7 @@ def main() -> int:
                 image = decode(Path(path).read_bytes(), settings["channels"])
                 pixels.append(crop(image, settings))
             except Exception as error:  # damaged bytes may raise anything in a decoder
-                print(f"{path}: {error}", file=sys.stderr)
+                print(printable(f"{path}: {error}"), file=sys.stderr)
                 num_bad += 1
                 continue
             paths.append(path)
@@ -208,10 +216,10 @@ def main() -> int:
         print(json.dumps(printed, indent=2))
     else:
         for item in printed:
-            print(item["path"])
+            print(printable(item["path"]))
             for found in item["boxes" if "boxes" in item else "classes"]:
                 box = " ".join(f"{edge:8.1f}" for edge in found.get("box_xyxy", ()))
-                print(f"  {found['score']:7.2%}  {found['name']}  {box}".rstrip())
+                print(printable(f"  {found['score']:7.2%}  {found['name']}  {box}".rstrip()))
     return 1 if num_bad else 0
 
 

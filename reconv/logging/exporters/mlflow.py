@@ -41,7 +41,7 @@ class MlflowExporter:
                 metrics = [self._entities.Metric(n, v, time_ms, event.step) for n, v in series(event).items()]
                 self._client.log_batch(self._run_id, metrics=metrics)
             case ImageLogged():
-                self._client.log_artifact(self._run_id, str(self._exported.run_dir / event.path), "images")
+                self._client.log_artifact(self._run_id, str(event.file(self._exported.run_dir)), "images")
             case RunEnded():
                 stopped = event.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
                 status = "FINISHED" if event.exit_code == ExitCode.OK else "KILLED" if stopped else "FAILED"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, ScalarLogged, TrainProgress
+from reconv.logging.events import IMAGE_FORMATS, EvalFinished, Event, ImageLogged, RunEnded, ScalarLogged, TrainProgress
 from reconv.logging.exporters.base import ExportedRun, series
 
 _FLUSH_S = 10
@@ -48,7 +48,7 @@ class TensorBoardExporter:
         import numpy as np
         from PIL import Image
 
-        with Image.open(self._exported.run_dir / event.path) as image:
+        with Image.open(event.file(self._exported.run_dir), formats=IMAGE_FORMATS) as image:
             pixels = np.asarray(image.convert("RGB"))
         self._writer.add_image(event.title, pixels, event.step, walltime=event.time_s, dataformats="HWC")
         if event.captions:

@@ -36,8 +36,8 @@ class WandbExporter:
             case TrainProgress() | EvalFinished() | ScalarLogged():
                 self._run.log(dict(series(event)), step=event.step)
             case ImageLogged():
-                path = self._exported.run_dir / event.path
-                self._run.log({event.title: self._wandb.Image(str(path))}, step=event.step)
+                path = str(event.file(self._exported.run_dir))
+                self._run.log({event.title: self._wandb.Image(path)}, step=event.step)
             case RunEnded():
                 self._run.finish(exit_code=event.exit_code)
                 self._run = None

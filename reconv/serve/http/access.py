@@ -11,9 +11,11 @@ from starlette.requests import Request
 
 from reconv.core.errors import UsageError
 from reconv.serve.limits import ApiError
+from reconv.storage.bounded import read_bytes
 
 # Without a token: probes have none, and the pages hold no data and ask for it.
 OPEN_ROUTES = ("/", "/docs", "/openapi.json", "/static/{name}", "/health", "/v2/health/live", "/v2/health/ready")
+_MAX_TOKEN_FILE_BYTES = 1 << 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SECURITY_HEADERS = (
     (
@@ -87,9 +89,13 @@ def host_name(header: str) -> str:
 def read_tokens(file: Path) -> tuple[bytes, ...]:
     """The tokens of a file, one per line."""
     try:
-        tokens = tuple(line.strip() for line in file.read_bytes().splitlines() if line.strip())
+        content = read_bytes(file, _MAX_TOKEN_FILE_BYTES)
     except OSError as error:
-        raise UsageError("the token file cannot be read", where=str(file), why=str(error.strerror)) from error
+        then = "write the tokens into a regular file"
+        raise UsageError(
+            "the token file cannot be read", where=str(file), why=str(error.strerror), then=then
+        ) from error
+    tokens = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not tokens:
         then = f"write one: openssl rand -hex 32 > {file}"
         raise UsageError("the token file has no token", where=str(file), why="all its lines are empty", then=then)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from reconv.core.errors import UsageError
 
@@ -74,6 +74,8 @@ def as_url(text: object) -> str:
     rest = rest.rstrip("/")
     if scheme not in ("file", "memory"):
         _check_address(scheme, rest)
+    if scheme in _WEB:
+        split_url(f"{scheme}://{rest.partition('/')[0]}")
     return f"{scheme}://{rest}"
 
 
@@ -97,6 +99,18 @@ def _check_address(scheme: str, rest: str) -> None:
         url = f"{scheme}://{place}/{path}".rstrip("/")
         form = "https://HOST/PATH" if scheme in _WEB else f"{scheme}://BUCKET/PATH"
         raise UsageError(f"not the address of a dataset or run: {url}", why=why, then=f"write it as {form}")
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a web address; raises UsageError if it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        if not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", parts.netloc):
+            raise ValueError("it has no host, or a blank in it")
+    except ValueError as error:
+        raise UsageError(f"not a web address: {url}", why=str(error), then="write it as https://HOST/PATH") from error
+    return parts
 
 
 def local_folder(url: str, runs: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,23 @@ def test_the_pixels_are_those_of_evaluation(script: ModuleType, name: str) -> No
         theirs = script.preprocess(data, settings(preprocess))
         assert theirs.dtype == np.uint8 and np.array_equal(ours, theirs), kind
     assert len(IMAGES) == 30
+
+
+def test_names_and_paths_do_not_act_on_the_terminal(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    escape, override = "\x1b]0;owned\x07", "\u202eexe"
+    image, broken = tmp_path / f"{escape}.ppm", tmp_path / f"{override}.png"
+    image.write_bytes(IMAGES["ppm"])
+    broken.write_bytes(b"no image")
+    named = {**settings(PREPROCESS["crop"]), "classes": [f"a{escape}\n{override}", "b"]}
+    monkeypatch.setattr(script, "read_settings", lambda: named)
+    monkeypatch.setattr(script, "load_model", lambda *_: lambda images: {"logits": np.zeros((len(images), 2))})
+    monkeypatch.setattr(sys, "argv", ["run.py", str(image), str(broken)])
+    assert script.main() == 1
+    printed = "".join(capsys.readouterr())
+    assert "\\x1b]0;owned\\x07" in printed and "\\u202eexe" in printed
+    assert not set("\x1b\x07\u202e") & set(printed)
 
 
 def test_damaged_and_huge_images_are_errors(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
