@@ -21,6 +21,7 @@ from reconv.distributed.shared_work import joined_ranks
 from reconv.inference.backends.base import BackendName, Precision
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.model_evaluation import EvalResult, LogFunction
+from reconv.inference.prediction_rows import PredictionRows, check_rows_file
 from reconv.inference.predictor import Predictor, find_model, no_log
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
@@ -51,6 +52,7 @@ class EvalArgs:
     calibration: str | Path | None
     trust_code: CodeConsent
     journal_dir: Path | None  # where the finished batches of a checkpoint are kept; None: nowhere
+    predictions: Path | None = None  # where a row for each image is written
 
 
 def evaluate(
@@ -72,6 +74,7 @@ def evaluate(
     calibration: str | Path | None = None,
     trust_code: TrustCode = False,
     journal_dir: Path | None = None,
+    predictions: str | Path | None = None,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
@@ -80,14 +83,17 @@ def evaluate(
     `samples`, only that many images are evaluated, and the result is marked as partial. With `per_class`, the result
     has an `analysis` by class. Several `devices` share the images, with the result of one; `log` must then be a
     function that can be imported. `backend="eager"` repeats an evaluation made during training bit for bit.
+    `predictions` is a .csv or .parquet file to write: path, target, prediction, score, loss and split of each image.
     In `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it when the result
     is stored. With `all` they are kept in the run directory.
     """
     consent = CodeConsent.of(trust_code)
     args = EvalArgs(
         run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
-        calibration, consent, journal_dir,
+        calibration, consent, journal_dir, None if predictions is None else Path(predictions),
     )  # fmt: skip
+    if args.predictions is not None:
+        check_rows_file(args.predictions)
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
     assert devices is not None
@@ -128,7 +134,7 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         launch_env=process_group.launch_env,
         log=log,
     )
-    return predictor.evaluate(
+    result = predictor.evaluate(
         args.data,
         split=args.split,
         batch_size=args.batch_size,
@@ -136,8 +142,20 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         per_class=args.per_class,
         process_group=process_group,
         journal_dir=args.journal_dir,
+        rows=args.predictions is not None,
         log=log,
     )
+    if args.predictions is not None and result.rows is not None:
+        file, rows = args.predictions, result.rows
+        process_group.on_rank0(lambda: _write_rows(file, rows, located))
+    return result
+
+
+def _write_rows(file: Path, rows: PredictionRows, located: LocatedWeights) -> None:
+    """Write the rows; the report of the run links a file in its folder."""
+    rows.write(file)
+    if located.run is not None and file.absolute().parent == located.run.path.absolute():
+        _write_report(located.run.path)
 
 
 def _check_all(args: EvalArgs, located: LocatedWeights) -> None:
@@ -146,6 +164,7 @@ def _check_all(args: EvalArgs, located: LocatedWeights) -> None:
         "--samples": args.samples is not None,
         "--averaged": args.weights == "averaged",
         "--per-class": args.per_class,
+        "--predictions": args.predictions is not None,
     }
     for option in (option for option, is_given in given.items() if is_given):
         raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")

@@ -19,6 +19,7 @@ from reconv.build.load_model import model_digest
 from reconv.build.loaders import build_eval_loader
 from reconv.build.task_builder import build_task
 from reconv.core.batch import Batch
+from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, cores_per_process
 from reconv.core.version import __version__
 from reconv.data.dataset import Dataset, Split
@@ -31,11 +32,14 @@ from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.choose import BackendChoice
 from reconv.inference.eval_data import ModelClasses, open_eval_set
 from reconv.inference.eval_journal import JournaledMetrics
+from reconv.inference.prediction_rows import PredictionRows
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
+from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
 from reconv.storage.work_journal import WorkJournal
+from reconv.tasks.base import Metrics
 from reconv.tasks.evaluation import merge_ranks, update_metrics
 
 _BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
@@ -60,6 +64,7 @@ class EvalResult:
         default=None, compare=False
     )  # of the pass over the images; None: an earlier one did some
     analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
+    rows: PredictionRows | None = field(default=None, compare=False, repr=False)  # by image, where requested
 
     @property
     def images_per_s(self) -> float | None:
@@ -76,6 +81,7 @@ class EvalRequest:
     samples: int | None = None
     per_class: bool = False
     journal_dir: Path | None = None  # where finished batches are kept until the caller has the result; None: nowhere
+    rows: bool = False  # the result has a row for each image
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,12 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
     if request.data is not None or request.split is not None:
         log(f"data: {whole.origin}")
     dataset = limit_samples(whole, request.samples)
+    if request.rows and recipe.task != "classification":
+        raise UsageError(
+            f"there is no table of predictions for task: {recipe.task}",
+            why="its rows have one class per image",
+            then="reconv predict RUN FOLDER --json FILE has every label or box",
+        )
     check_same_data(process_group, dataset)
     if recipe.task == "detection" and not has_coco_eval():
         log(f"COCO metrics are not computed: {INSTALL}")
@@ -142,7 +154,15 @@ def evaluate_model(model: EvalModel, request: EvalRequest, process_group: Proces
         data=whole.origin,
         wall_s=None if journaled.was_continued else wall_s,
         analysis=analyze_metrics(metrics, dataset.class_names) if request.per_class else None,
+        rows=_rows(metrics, dataset, request),
     )
+
+
+def _rows(metrics: Metrics, dataset: Dataset, request: EvalRequest) -> PredictionRows | None:
+    """A row for each image, where the request asks for them."""
+    if not (request.rows and isinstance(metrics, ClassificationMetrics)):
+        return None
+    return PredictionRows.of_table(metrics.predictions(), dataset, request.split or "val")
 
 
 @contextmanager

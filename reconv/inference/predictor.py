@@ -350,12 +350,14 @@ class Predictor:
         per_class: bool = False,
         process_group: ProcessGroup | None = None,
         journal_dir: Path | None = None,
+        rows: bool = False,
         log: LogFunction = no_log,
     ) -> EvalResult:
         """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it.
 
-        With `per_class`, the result has an `analysis` by class. All ranks of a process group get the same result. In
-        `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it afterwards.
+        With `per_class`, the result has an `analysis` by class, with `rows` a row for each image. All ranks of a
+        process group get the same result. In `journal_dir` finished batches are kept, so that the same call continues
+        after a kill; delete it afterwards.
         """
         model = EvalModel(
             self.module,
@@ -367,7 +369,7 @@ class Predictor:
             self.step,
             self.weights,
         )
-        request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir)
+        request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir, rows)
         with self._lock:
             return evaluate_model(model, request, process_group or ProcessGroup.single(), log)
 

@@ -32,6 +32,7 @@ RUN_FILES = frozenset(
     """.split()  # noqa: SIM905
 )
 RUN_FOLDERS = ("images", "logs", "traces")
+_PREDICTIONS = re.compile(r"predictions[\w-]*\.(csv|parquet)")  # of `reconv eval --predictions`
 _PLAIN = re.compile(r"[\w ()+,=@-][\w ().+,=@-]*")  # the part of a path: not hidden
 _MAX_DEPTH, _MAX_LINKS = 6, 10_000
 
@@ -177,7 +178,7 @@ def is_run_file(name: str) -> bool:
     """Whether a run has files of this name, relative to its directory; those of checkpoints are in their manifests."""
     folder, _, file = name.rpartition("/")
     if not folder:
-        return file in RUN_FILES
+        return file in RUN_FILES or _PREDICTIONS.fullmatch(file) is not None
     return folder.partition("/")[0] in RUN_FOLDERS and all(_PLAIN.fullmatch(part) for part in name.split("/"))
 
 

@@ -77,6 +77,7 @@ def _report(record: RunRecord, live: page.LivePage | None) -> str:
             sections.attempts(record),
             sections.plan(record),
             sections.evaluations(record),
+            sections.tables(record),
             sections.checkpoints(record),
             sections.environment(record),
             sections.recipe(record),

@@ -26,6 +26,7 @@ from reconv.logging.events import (
     ScalarLogged,
     TrainProgress,
 )
+from reconv.logging.run_dir import is_run_file
 from reconv.report.evaluation_files import (
     CheckpointScore,
     read_classification_analysis,
@@ -52,6 +53,9 @@ class Attempt:
     peak_memory_bytes: int
 
 
+_TABLES = (".csv", ".parquet")
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything in a run directory; events that a later attempt replaced are excluded."""
@@ -74,6 +78,7 @@ class RunRecord:
     scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
     classification: Mapping[str, Any] | None = None  # analysis of a classifier's last evaluation
     detection: Mapping[str, Any] | None = None  # of a detector's
+    tables: tuple[str, ...] = ()  # names of CSV and Parquet files beside the report
     problems: tuple[str, ...] = ()  # what of the files is left out, as messages
     unverified_lines: tuple[int, ...] = ()  # numbers of the lines that are left out
     num_unchecked: int = 0  # lines that have no checksum
@@ -132,6 +137,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
         non_finite=tuple(sorted(_events_of_type(kept, NonFiniteStep), key=lambda e: e.step)),
         bad_images=tuple(sorted(_events_of_type(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),
         images=tuple(_events_of_type(kept, ImageLogged)),
+        tables=tuple(sorted(p.name for p in run_dir.glob("*.[cp]*") if p.suffix in _TABLES and is_run_file(p.name))),
         messages=tuple(_events_of_type(kept, LogMessage)),
         data_wait=next(iter(_events_of_type(kept, DataWait)), None),
         scores=tuple(read_scores(run_dir, problems.append)),

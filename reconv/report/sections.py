@@ -264,6 +264,16 @@ def evaluations(record: RunRecord) -> Html:
     return page.fold(shown, page.table(head, rows, numeric, "Evaluations"))
 
 
+def tables(record: RunRecord) -> Html:
+    """Links to the tables beside the report."""
+    notes = {"training.csv": "losses and rates", "validation.csv": "metrics", "evaluations.csv": "of eval --all"}
+    rows = [
+        el("li", None, el("a", {"href": name}, name), f": {notes.get(name, 'target and prediction of each image')}")
+        for name in record.tables
+    ]
+    return page.fold("Tables", el("ul", None, *rows)) if rows else Html("")
+
+
 def checkpoints(record: RunRecord) -> Html:
     """The checkpoints the run has written; old ones may have been deleted."""
     if not record.checkpoints:

@@ -52,6 +52,12 @@ _CLASS_COLUMNS = {
     help="Split of the dataset to evaluate [default: val; all images of data without splits, unless trained on].",
 )
 @click.option("--per-class", is_flag=True, help="Also print a table of the classes: precision, recall and F1, or AP.")
+@click.option(
+    "--predictions",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write path, target, prediction, score, loss and split of each image: FILE.csv or FILE.parquet.",
+)
 @click.option("--all", "every", is_flag=True, help="Evaluate every checkpoint in order; skip those done before.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images per forward pass.")
 @click.option(
@@ -83,6 +89,7 @@ def eval_command(
     Examples:
       reconv eval runs/quickstart/1
       reconv eval runs/quickstart/1 --per-class
+      reconv eval runs/quickstart/1 --split train --predictions runs/quickstart/1/predictions-train.csv
       reconv eval runs/resnet50/1 --all
       reconv eval runs/resnet50/1 --devices 8
       reconv eval runs/resnet50/1 --data flowers/ --split test

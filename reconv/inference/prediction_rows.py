@@ -1,0 +1,118 @@
+"""One row for each evaluated image: path, target, prediction, its score, loss and split, as CSV or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reconv.core.errors import DataError, UsageError
+from reconv.data.dataset import Dataset, FileBacked
+from reconv.metrics.topk import PredictionTable
+from reconv.storage.files import disk_errors, write_atomic
+from reconv.storage.remote_tree import shown_path
+
+COLUMNS = ("path", "target", "predicted", "score", "loss", "split")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionRows:
+    """The columns of n images, each a sequence [n], in the order of the dataset."""
+
+    path: Sequence[str]
+    target: Sequence[str]  # class names
+    predicted: Sequence[str]
+    score: Sequence[float]  # the probability of the predicted class
+    loss: Sequence[float]  # the cross-entropy with the target
+    split: Sequence[str]
+
+    @classmethod
+    def of_table(cls, table: PredictionTable, dataset: Dataset, split: str) -> PredictionRows:
+        """The rows of an evaluation of a dataset."""
+        paths, names = sample_paths(dataset), dataset.class_names
+        return cls(
+            [paths[index] for index in table.index.tolist()],
+            [names[target] for target in table.target.tolist()],
+            [names[label] for label in table.predicted.tolist()],
+            table.confidence.tolist(),
+            table.loss.tolist(),
+            [split] * len(table),
+        )
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+    def columns(self) -> dict[str, Sequence[Any]]:
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def write(self, file: Path) -> None:
+        """Write a .csv or .parquet file, all of it or nothing."""
+        check_rows_file(file)
+        with disk_errors(file):
+            write_atomic(file, _csv(self) if file.suffix == ".csv" else _parquet(self))
+
+
+def check_rows_file(file: Path) -> None:
+    """Raise if rows cannot be written to a file of this name, before anything is computed."""
+    if file.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"{file} is neither .csv nor .parquet", then="for example --predictions predictions.csv")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", then=f"mkdir -p {file.parent}")
+    if file.suffix == ".parquet":
+        _parquet_writer()
+
+
+def read_rows(file: Path) -> PredictionRows:
+    """The rows of a CSV file that `write` made."""
+    with disk_errors(file), file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+        rows = list(csv.DictReader(lines))
+    if rows and not set(COLUMNS) <= rows[0].keys():
+        missing = ", ".join(sorted(set(COLUMNS) - rows[0].keys()))
+        raise DataError(f"a table of predictions needs the columns {missing}", where=str(file))
+    numbers = {"score", "loss"}
+    return PredictionRows(
+        *([float(row[name]) if name in numbers else row[name] for row in rows] for name in COLUMNS)  # type: ignore[arg-type]
+    )
+
+
+def sample_paths(dataset: Dataset) -> list[str]:
+    """The file of each sample, or its name in data that is not files."""
+    indices = np.arange(len(dataset), dtype=np.int64)
+    files = dataset.files(indices) if isinstance(dataset, FileBacked) else None
+    if files is not None:
+        return [shown_path(os.fsdecode(path)) for path in files[0]]
+    return [dataset[index].name for index in range(len(dataset))]
+
+
+def _csv(rows: PredictionRows) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for *words, score, loss, split in zip(*rows.columns().values(), strict=True):
+        writer.writerow([*words, f"{score:.6g}", f"{loss:.6g}", split])
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _parquet(rows: PredictionRows) -> bytes:
+    pyarrow, parquet = _parquet_writer()
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: list(column) for name, column in rows.columns().items()}), buffer)
+    return buffer.getvalue()
+
+
+def _parquet_writer() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "Parquet files need pyarrow, which is not installed",
+            why=str(error),
+            then="pip install pyarrow, or name a .csv file",
+        ) from error
