@@ -149,7 +149,7 @@ class PredictPipeline:
             step, decode_threads = _ROWS_PER_CALL, self.num_threads
         for start in range(0, len(items), step):
             task = slice(start, min(start + step, len(items)))
-            tasks.append(self.threads.submit(self.read.read_group, items[task], rows[task], None, decode_threads))
+            tasks.append(self.threads.submit(self.read.read_group, items[task], rows[task], decode_threads))
         return _ReadBatch(pixels, tasks)
 
     def _images(self, batch: _ReadBatch) -> tuple[Tensor, list[Outcome], CopyEvent | None]:

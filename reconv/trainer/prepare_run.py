@@ -19,7 +19,7 @@ from reconv.core.errors import RecipeError, ResourceError
 from reconv.core.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
 from reconv.core.text import printable
 from reconv.data.decode.native import choose_decoder, native_support
-from reconv.data.pipeline.native_samples import can_fill_from_files, has_jpeg_files
+from reconv.data.pipeline.row_reader import can_fill_from_files, has_jpeg_files
 from reconv.data.transforms.params import effective_augment
 from reconv.device import Device, configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity

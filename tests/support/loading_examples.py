@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import NamedArrays, select_rows
 from reconv.data.decode.pillow import to_image
-from reconv.data.transforms.host import eval_transform, train_transform
+from reconv.data.pipeline.row_reader import RowReader, Source, can_crop_natively
+from reconv.data.transforms.host import change_row, eval_transform, train_view
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 
@@ -18,12 +21,26 @@ def each_row(params: NamedArrays) -> Iterator[NamedArrays]:
         yield select_rows(params, row)
 
 
+class _One(NamedTuple):
+    data: bytes | np.ndarray
+
+    def paths(self) -> None:
+        return None
+
+    def read(self, row: int) -> Source:
+        return Source(self.data, "")
+
+
 def host_train(
     data: bytes | np.ndarray, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays
 ) -> np.ndarray:
     """A training image in an array of its own."""
     out = np.empty((preprocess.channels, preprocess.size, preprocess.size), np.uint8)
-    train_transform(data, preprocess, augment, params, out)
+    reader = RowReader(train_view(preprocess, augment), can_crop_natively(preprocess, augment))
+    [outcome] = reader.fill(_One(data), {name: row[None] for name, row in params.items()}, out[None])
+    if isinstance(outcome, DataError):
+        raise outcome
+    change_row(out, preprocess, augment, params)
     return out
 
 

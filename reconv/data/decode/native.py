@@ -25,6 +25,7 @@ VERSION = 5  # of the functions and of the pixels they give
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 
 FILTERS = {"bilinear": 0, "bicubic": 1}
 
@@ -203,15 +204,23 @@ def _rows_of(array: F64, length: int) -> tuple[int, int]:
 
 
 def crop_files(
-    buffer: U8, ends: I64, boxes: F64, out: U8, *, interpolation: str, antialias: bool, num_threads: int = 1
-) -> npt.NDArray[np.bool_]:
+    buffer: U8,
+    ends: I64,
+    boxes: F64,
+    out: U8,
+    *,
+    interpolation: str,
+    antialias: bool,
+    crop_first: bool = True,
+    num_threads: int = 1,
+) -> Bools:
     """`crop_resize` of each file that `read_files` put into `buffer`, into `out` [n, 3, size, size].
 
     Returns which rows were filled; a file with an empty box is skipped. More than one thread: all calls share so many
     threads of the decoder's own.
     """
     starts = np.concatenate([[0], ends])[: len(ends)]
-    options = (True, antialias, interpolation)
+    options = (crop_first, antialias, interpolation)
     return _crop_each(buffer.ctypes.data + starts, ends - starts, boxes, out, options, num_threads)
 
 
@@ -239,7 +248,7 @@ class FilesInMemory:
         antialias: bool = True,
         crop_first: bool = False,
         num_threads: int = 1,
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Bools:
         """The box of each file, as `crop_resize`, into `out` [n, 3, size, size]; which rows were filled.
 
         More than one thread: all calls share so many threads of the decoder's own.
@@ -255,7 +264,7 @@ def _crop_each(
     out: U8,
     options: tuple[bool, bool, str],
     num_threads: int = 1,
-) -> npt.NDArray[np.bool_]:
+) -> Bools:
     """Crop files at addresses that the caller keeps alive; `options` are crop_first, antialias and interpolation."""
     num_files, size = len(starts), out.shape[-1]
     crop_first, antialias, interpolation = options

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
+from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.boxes.transforms import (
     VIEW_KEY,
@@ -26,8 +27,10 @@ from reconv.data.boxes.transforms import (
 )
 from reconv.data.dataset import F64, I64, U8, Dataset, NamedArrays, Sample
 from reconv.data.decode.pillow import RESAMPLING, decode_image, to_array, to_image
+from reconv.data.pipeline.row_reader import RowReader, Source
 from reconv.data.pipeline.samples import Column, MakeSamplePipeline, SamplePipeline
 from reconv.data.stage_timing import record_stage
+from reconv.data.transforms.host import ImageData, ImageView, Size
 from reconv.data.transforms.params import effective_augment
 from reconv.detection.annotation import Annotation
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
@@ -35,6 +38,7 @@ from reconv.recipe.schema import Recipe
 
 _MIN_ROWS_PER_TASK = 4
 _GRAY = 128
+_VIEW, _SIZE = "view", "image_size"  # parameters: float64 [n, 4], and the annotated width and height, int64 [n, 2]
 
 
 def make_detection_pipeline(recipe: Recipe) -> MakeSamplePipeline:
@@ -53,6 +57,48 @@ def _make(
 ) -> SamplePipeline:
     augment = None if augment is None else effective_augment(augment)
     return DetectionPipeline(dataset, preprocess, augment, max_boxes, use_difficult)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneSample:
+    """The image of one row, which was read for its boxes."""
+
+    sample: Sample
+
+    def paths(self) -> None:
+        return None
+
+    def read(self, row: int) -> Source:
+        return Source(self.sample.data, self.sample.name)
+
+
+class DetectionView(ImageView):
+    """The view of an image that its boxes were fitted to, in the parameters `_VIEW` and `_SIZE`."""
+
+    def __init__(self, preprocess: PreprocessConfig) -> None:
+        super().__init__(preprocess.interpolation)
+        self._channels, self._size, self._color = preprocess.channels, preprocess.size, mean_color(preprocess)
+
+    def fill_natively(self, data: bytes, params: NamedArrays, out: U8) -> Size | None:
+        view, size = _view_and_size(params)
+        began_s = time.perf_counter()
+        is_filled = resize_view_natively(data, view, size, out, self.interpolation, self._color)
+        record_stage("decode", began_s)
+        return size if is_filled else None
+
+    def fill(self, data: ImageData, params: NamedArrays, out: U8, name: str) -> Size:
+        assert not isinstance(data, Image.Image)
+        view, size = _view_and_size(params)
+        image = decode_with_size(data, size, self._channels, name)
+        resized = resize_view(image, view, self._size, RESAMPLING[self.interpolation], self._color)
+        out[:] = to_array(resized).transpose(2, 0, 1)
+        return size
+
+
+def _view_and_size(params: NamedArrays) -> tuple[View, Size]:
+    left, top, right, bottom = params[_VIEW].tolist()
+    width, height = params[_SIZE].tolist()
+    return (left, top, right, bottom), (width, height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +129,8 @@ class DetectionPipeline:
         return {} if self.augment is None else view_params(seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
+        is_native = self.augment is not None and self.augment.decoder == "native"
+        reader = RowReader(DetectionView(self.preprocess), is_native)
         for row, index in enumerate(indices.tolist()):
             began_s = time.perf_counter()
             sample = self.dataset[index]
@@ -92,22 +140,12 @@ class DetectionPipeline:
             view = WHOLE_IMAGE
             if self.augment is not None:
                 view = train_view(boxes, self.augment, int(params[VIEW_KEY][row]))
-            self._fill_image(rows["images"][row], sample, annotation, view)
+            frame = {_VIEW: np.array([view]), _SIZE: np.array([(annotation.width, annotation.height)])}
+            [outcome] = reader.fill(_OneSample(sample), frame, rows["images"][row, None])
+            if isinstance(outcome, DataError):
+                raise outcome
             clipped, is_kept = clip_boxes(view, boxes)
             self._fill_boxes(rows, row, clipped, labels[is_kept])
-
-    def _fill_image(self, out: U8, sample: Sample, annotation: Annotation, view: View) -> None:
-        """The view resized, by the compiled decoder where the plan has chosen it and it supports the file."""
-        preprocess, fill = self.preprocess, mean_color(self.preprocess)
-        if self.augment is not None and self.augment.decoder == "native" and isinstance(sample.data, bytes):
-            began_s, size = time.perf_counter(), (annotation.width, annotation.height)
-            is_done = resize_view_natively(sample.data, view, size, out, preprocess.interpolation, fill)
-            record_stage("decode", began_s)
-            if is_done:
-                return
-        image = decode_annotated(sample, annotation, preprocess.channels)
-        resized = resize_view(image, view, preprocess.size, RESAMPLING[preprocess.interpolation], fill)
-        out[:] = to_array(resized).transpose(2, 0, 1)
 
     def _train_boxes(self, annotation: Annotation) -> tuple[F64, I64]:
         """Boxes as fractions of the image and clipped to it, without crowds, and their classes from 1."""
@@ -139,18 +177,22 @@ def require_annotation(sample: Sample) -> Annotation:
 
 
 def decode_annotated(sample: Sample, annotation: Annotation, channels: int) -> Image.Image:
-    """The image in the orientation of its annotation; an error if their sizes differ.
+    """The image in the orientation of its annotation; an error if their sizes differ."""
+    return decode_with_size(sample.data, (annotation.width, annotation.height), channels, sample.name)
+
+
+def decode_with_size(data: bytes | U8, size: Size, channels: int, name: str) -> Image.Image:
+    """The image in the orientation in which it has the annotated `size`; an error if it has it in none.
 
     Some annotation programs apply an image's EXIF orientation, others do not: the annotated size decides.
     """
-    image = to_image(sample.data, channels, sample.name)
-    size = (annotation.width, annotation.height)
-    if isinstance(sample.data, bytes) and image.size == size[::-1] != size:
-        image = decode_image(sample.data, channels, sample.name, apply_exif=False)
+    image = to_image(data, channels, name)
+    if isinstance(data, bytes) and image.size == size[::-1] != size:
+        image = decode_image(data, channels, name, apply_exif=False)
     if image.size != size:
         raise AnnotationError(
             f"the image is {image.width} x {image.height}, its annotation is for {size[0]} x {size[1]}",
-            where=sample.name,
+            where=name,
             why="the image was resized or replaced after its boxes were drawn",
             then="put the annotated image back, or scale its boxes and the size in its annotation",
         )

@@ -7,13 +7,14 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from reconv.core.errors import DataError
 from reconv.data.dataset import (
     I64,
     U8,
@@ -26,12 +27,19 @@ from reconv.data.dataset import (
     select_rows,
 )
 from reconv.data.decode.pillow import to_image
-from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files, has_jpeg_files
+from reconv.data.pipeline.row_reader import RowReader, Source, can_crop_natively, can_fill_from_files, has_jpeg_files
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.custom import host_transforms
 from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
-from reconv.data.transforms.host import eval_transform, resized_shorter_side, train_transform
+from reconv.data.transforms.host import (
+    CenterView,
+    change_row,
+    changes_rows,
+    eval_transform,
+    resized_shorter_side,
+    train_view,
+)
 from reconv.data.transforms.params import changes_images_on_host, host_params
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
@@ -138,8 +146,29 @@ class ArrayPipeline:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _DatasetRows:
+    """The samples of rows; reading one also fills its target."""
+
+    dataset: Dataset
+    indices: I64
+    targets: npt.NDArray[Any]
+
+    def paths(self) -> Sequence[bytes] | None:
+        files = sample_files(self.dataset, self.indices)
+        if files is None:
+            return None
+        paths, self.targets[:] = files
+        return paths
+
+    def read(self, row: int) -> Source:
+        sample = read_sample(self.dataset, int(self.indices[row]))
+        sample.fill_target(self.targets[row, ...])
+        return Source(sample.data, sample.name)
+
+
 class DecodePipeline:
-    """Decodes (or takes as pixels) and transforms samples one by one; `augment` is None for evaluation."""
+    """Decodes (or takes as pixels) and transforms samples; `augment` is None for evaluation."""
 
     def __init__(
         self,
@@ -152,9 +181,14 @@ class DecodePipeline:
         self._preprocess = preprocess
         self._augment = augment
         self._extra = None if augment is None else host_transforms(augment)
-        self._fills_from_files = augment is not None and can_fill_from_files(preprocess, augment)
         self._decode_threads = decode_threads
-        is_threaded = self._fills_from_files and decode_threads > 1 and has_jpeg_files(dataset)
+        self._reader = (
+            RowReader(CenterView(preprocess), is_native=False)
+            if augment is None
+            else RowReader(train_view(preprocess, augment), can_crop_natively(preprocess, augment))
+        )
+        fills_from_files = augment is not None and can_fill_from_files(preprocess, augment)
+        is_threaded = fills_from_files and decode_threads > 1 and has_jpeg_files(dataset)
         self.min_rows_per_task: int | None = _ROWS_PER_CALL if is_threaded else _MIN_ROWS_PER_TASK
         num_labels = len(dataset.class_names) if is_multilabel(dataset) else None
         self.columns = classification_columns(preprocess.channels, preprocess.size, num_labels)
@@ -163,34 +197,16 @@ class DecodePipeline:
         return {} if self._augment is None else host_params(self._augment, seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
-        is_filled = self._fill_from_files(indices, params, rows)
-        left = range(len(indices)) if is_filled is None else np.flatnonzero(~is_filled).tolist()
-        for row in left:
-            sample = read_sample(self._dataset, int(indices[row]))
-            sample.fill_target(rows["targets"][row, ...])
-            self.transform(sample, select_rows(params, row), rows["images"][row])
-
-    def _fill_from_files(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> npt.NDArray[np.bool_] | None:
-        """Fill the rows of files that the compiled decoder supports; which these are, None if it is not used."""
-        if self._augment is None or not self._fills_from_files:
-            return None
-        files = sample_files(self._dataset, indices)
-        if files is None:
-            return None
-        paths, targets = files
-        rows["targets"][:] = targets
-        threads = self._decode_threads
-        return fill_from_files(paths, self._preprocess, self._augment, params, rows["images"], threads)
-
-    def transform(self, sample: Sample, params: NamedArrays, out: U8) -> None:
-        """Decode and transform one sample into a row of images."""
-        if self._augment is None:
-            image = to_image(sample.data, self._preprocess.channels, sample.name)
-            out[:] = eval_transform(image, self._preprocess)
-        else:
-            train_transform(sample.data, self._preprocess, self._augment, params, out, sample.name)
-            if self._extra is not None:
-                out[:] = self._extra(out, params)
+        sources, images = _DatasetRows(self._dataset, indices, rows["targets"]), rows["images"]
+        for outcome in self._reader.fill(sources, params, images, self._decode_threads):
+            if isinstance(outcome, DataError):
+                raise outcome
+        if self._augment is not None and changes_rows(self._augment):
+            for row, pixels in enumerate(images):
+                change_row(pixels, self._preprocess, self._augment, select_rows(params, row))
+        if self._extra is not None:
+            for row, pixels in enumerate(images):
+                pixels[:] = self._extra(pixels, select_rows(params, row))
 
 
 def read_sample(dataset: Dataset, index: int) -> Sample:

@@ -1,9 +1,9 @@
-"""Transforms where images are decoded: a file or pixels and its augmentation parameters to a uint8 image of the
-network's size.
+"""Views of images where they are decoded, and the changes of their pixels there.
 
-The result is a function of the sample's bytes, its parameters and the recipe. The faster ways (cutting a JPEG file
-before decoding it, simplejpeg) give Pillow's pixels; only the compiled decoder does not, so the plan chooses it and a
-checkpoint records it.
+A view is the part of an image that a row of a batch shows. It has the boxes that the compiled decoder crops, and fills
+a row from any other image; `RowReader` chooses between the two. The result is a function of the image's bytes, its
+parameters and the recipe. The faster ways (cutting a JPEG file before decoding it, simplejpeg) give Pillow's pixels;
+only the compiled decoder does not, so the plan chooses it and a checkpoint records it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from reconv.data.dataset import U8, NamedArrays
+from reconv.data.dataset import F64, U8, NamedArrays
 from reconv.data.decode import native
 from reconv.data.decode.jpeg_header import JpegHeader, PixelBox, cut_to_box, read_header
+from reconv.data.decode.native import I32
 from reconv.data.decode.pillow import MAX_PIXELS, RESAMPLING, decode_image, to_array, to_image
 from reconv.data.decode.simplejpeg import jpeg_decoder
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.auto_augment import auto_augment
 from reconv.data.transforms.color import color_jitter
-from reconv.data.transforms.geometry import CROP_CORNER, pad_crop, random_resized_crop_box
+from reconv.data.transforms.geometry import (
+    CROP_AREA,
+    CROP_CORNER,
+    CROP_POSITION,
+    CROP_RATIO,
+    pad_crop,
+    random_resized_crop_box,
+)
 from reconv.data.transforms.params import changes_colors_on_host
 from reconv.recipe.parts.data import AugmentConfig, Interpolation, PreprocessConfig
 
@@ -69,28 +77,136 @@ def train_preprocess(preprocess: PreprocessConfig, augment: AugmentConfig, size:
     return preprocess.model_copy(update={"size": size, "resize": resize, "interpolation": interpolation})
 
 
-def train_transform(
-    data: bytes | U8,
-    preprocess: PreprocessConfig,
-    augment: AugmentConfig,
-    params: NamedArrays,
-    out: U8,
-    name: str = "",
-) -> None:
-    """Fill `out` [channels, size, size] from an encoded file or pixels [height, width, 1 or 3].
+ImageData = bytes | U8 | Image.Image  # an encoded file, pixels [height, width, 1 or 3], an upright image
+Size = tuple[int, int]  # width and height
+CropBox = tuple[float, float, float, float]  # left, top, right, bottom
+
+_MAX_BOXES = 10_000  # kept
+
+
+class ImageView:
+    """The part of an image that fills a row, for one interpolation."""
+
+    antialias = True
+    crop_first = False  # True: the filter reads nothing outside of the box
+
+    def __init__(self, interpolation: Interpolation) -> None:
+        self.interpolation = interpolation
+
+    def boxes(self, sizes: I32, params: NamedArrays) -> F64:
+        """The boxes [n, 4] that fill whole rows, of images [n, 2]; empty for one that is not cropped in a group."""
+        return np.zeros((len(sizes), 4))
+
+    def fill_natively(self, data: bytes, params: NamedArrays, out: U8) -> Size | None:
+        """Fill a row [3, size, size] by the compiled decoder; the size of the image, None if it is not supported."""
+        size = native.image_size(data)
+        if size is None or size[0] * size[1] > MAX_PIXELS:
+            return None
+        box = self.boxes(np.array([size], np.int32), {name: row[None] for name, row in params.items()})[0]
+        began_s = time.perf_counter()
+        is_filled = native.crop_resize(
+            data,
+            tuple(box.tolist()),
+            out,
+            interpolation=self.interpolation,
+            antialias=self.antialias,
+            crop_first=self.crop_first,
+        )
+        record_stage("decode", began_s)
+        return size if is_filled else None
+
+    def fill(self, data: ImageData, params: NamedArrays, out: U8, name: str) -> Size:
+        """Fill a row [channels, size, size]; the size of the image."""
+        raise NotImplementedError
+
+
+class CenterView(ImageView):
+    """The resized center crop of evaluation and prediction."""
+
+    def __init__(self, preprocess: PreprocessConfig) -> None:
+        super().__init__(preprocess.interpolation)
+        self._preprocess = preprocess
+        self._boxes: dict[Size, CropBox] = {}
+
+    def boxes(self, sizes: I32, params: NamedArrays) -> F64:
+        nothing = (0.0, 0.0, 0.0, 0.0)
+        return np.array([self._box(w, h) if 0 < w * h <= MAX_PIXELS else nothing for w, h in sizes.tolist()])
+
+    def _box(self, width: int, height: int) -> CropBox:
+        box = self._boxes.get((width, height))
+        if box is None:
+            left, top, right, bottom = eval_crop_box(width, height, self._preprocess)
+            box = max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)  # rounding may leave the image
+            if len(self._boxes) < _MAX_BOXES:
+                self._boxes[width, height] = box
+        return box
+
+    def fill(self, data: ImageData, params: NamedArrays, out: U8, name: str) -> Size:
+        image = data if isinstance(data, Image.Image) else to_image(data, self._preprocess.channels, name)
+        out[:] = eval_transform(image, self._preprocess)
+        return image.size
+
+
+class RandomResizedView(ImageView):
+    """The random resized crop of training."""
+
+    crop_first = True
+
+    def __init__(self, preprocess: PreprocessConfig, augment: AugmentConfig) -> None:
+        super().__init__(preprocess.interpolation)
+        self._channels = preprocess.channels
+        self._augment = augment
+        self.antialias = augment.antialias
+        self._rule = native.CropRule(*augment.scale, *augment.ratio, augment.attempts, augment.fallback == "whole")
+
+    def boxes(self, sizes: I32, params: NamedArrays) -> F64:
+        areas, ratios, positions = (params[name] for name in (CROP_AREA, CROP_RATIO, CROP_POSITION))
+        return native.crop_boxes(sizes, MAX_PIXELS, areas, ratios, positions, self._rule)
+
+    def fill(self, data: ImageData, params: NamedArrays, out: U8, name: str) -> Size:
+        if isinstance(data, np.ndarray):
+            height, width = data.shape[:2]
+            left, top, right, bottom = self._box((width, height), params)
+            crop = data[top:bottom, left:right]
+            if crop.shape[2] != self._channels:
+                crop = to_array(to_image(np.ascontiguousarray(crop), self._channels))
+            resize_into(crop, self.interpolation, self.antialias, out)
+            return width, height
+        header = read_header(data) if isinstance(data, bytes) and self._channels == 3 else None
+        if isinstance(data, bytes) and header is not None and header.width * header.height <= MAX_PIXELS:
+            size = header.width, header.height
+            crop = _decode_box(data, header, self._box(size, params), name)
+        else:
+            image = decode_image(data, self._channels, name) if isinstance(data, bytes) else data
+            size = image.size
+            crop = to_array(image.crop(self._box(size, params)))
+        resize_into(crop, self.interpolation, self.antialias, out)
+        return size
+
+    def _box(self, size: Size, params: NamedArrays) -> PixelBox:
+        return random_resized_crop_box(*size, params, self._augment)
+
+
+def train_view(preprocess: PreprocessConfig, augment: AugmentConfig) -> ImageView:
+    """The view of training images before `change_row`."""
+    return RandomResizedView(preprocess, augment) if augment.crop == "random_resized" else CenterView(preprocess)
+
+
+def changes_rows(augment: AugmentConfig) -> bool:
+    """Whether `change_row` has anything to do."""
+    return augment.crop == "random" or changes_colors_on_host(augment)
+
+
+def change_row(pixels: U8, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays) -> None:
+    """Pad and crop a training image [channels, size, size] and change its colors, in place.
 
     `params` is one row of `params.host_params`.
     """
-    if augment.crop == "random_resized":
-        _random_resized_crop(data, preprocess, augment, params, out, name)
-    else:
-        image = eval_transform(to_image(data, preprocess.channels, name), preprocess)
-        if augment.crop == "random":
-            image = pad_crop(image[None], params[CROP_CORNER][None], augment.padding, augment.padding_mode)[0]
-        out[:] = image
+    if augment.crop == "random":
+        pixels[:] = pad_crop(pixels[None], params[CROP_CORNER][None], augment.padding, augment.padding_mode)[0]
     if changes_colors_on_host(augment):
-        cropped = to_image(np.ascontiguousarray(out.transpose(1, 2, 0)), preprocess.channels)
-        out[:] = to_array(_change_colors(cropped, preprocess, augment, params)).transpose(2, 0, 1)
+        cropped = to_image(np.ascontiguousarray(pixels.transpose(1, 2, 0)), preprocess.channels)
+        pixels[:] = to_array(_change_colors(cropped, preprocess, augment, params)).transpose(2, 0, 1)
 
 
 def _change_colors(
@@ -100,44 +216,6 @@ def _change_colors(
     if augment.auto_augment == "3-augment":
         return color_jitter(auto_augment(image, augment, params), params)
     return auto_augment(color_jitter(image, params), augment, params, preprocess.interpolation)
-
-
-def _random_resized_crop(
-    data: bytes | U8, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays, out: U8, name: str
-) -> None:
-    if not isinstance(data, bytes):
-        height, width = data.shape[:2]
-        left, top, right, bottom = random_resized_crop_box(width, height, params, augment)
-        crop = data[top:bottom, left:right]
-        if crop.shape[2] != preprocess.channels:
-            crop = to_array(to_image(np.ascontiguousarray(crop), preprocess.channels))
-        resize_into(crop, preprocess.interpolation, augment.antialias, out)
-        return
-    is_color = preprocess.channels == 3
-    if augment.decoder == "native" and is_color and _crop_natively(data, preprocess, augment, params, out):
-        return
-    header = read_header(data) if is_color else None
-    if header is not None and header.width * header.height <= MAX_PIXELS:
-        box = random_resized_crop_box(header.width, header.height, params, augment)
-        crop = _decode_box(data, header, box, name)
-    else:
-        image = decode_image(data, preprocess.channels, name)
-        crop = to_array(image.crop(random_resized_crop_box(image.width, image.height, params, augment)))
-    resize_into(crop, preprocess.interpolation, augment.antialias, out)
-
-
-def _crop_natively(
-    data: bytes, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays, out: U8
-) -> bool:
-    """The same by the compiled decoder; False if it does not support the file."""
-    size = native.image_size(data)
-    if size is None or size[0] * size[1] > MAX_PIXELS:
-        return False
-    box = random_resized_crop_box(*size, params, augment)
-    began_s = time.perf_counter()
-    is_done = native.crop_resize(data, box, out, interpolation=preprocess.interpolation, antialias=augment.antialias)
-    record_stage("decode", began_s)
-    return is_done
 
 
 def _decode_box(data: bytes, header: JpegHeader, box: PixelBox, name: str) -> U8:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from PIL import Image
 from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files, select_rows
 from reconv.data.decode import native
-from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
+from reconv.data.pipeline.row_reader import RowReader, Source, can_fill_from_files
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset
 from reconv.data.pipeline.samples import DecodePipeline
 from reconv.data.readers.csv_table import CSVDataset
@@ -32,6 +33,7 @@ from reconv.data.transforms.geometry import (
     crop_params,
     random_resized_crop_box,
 )
+from reconv.data.transforms.host import train_view
 from reconv.data.transforms.params import host_params
 from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
@@ -70,16 +72,17 @@ def rows_of(pipeline: DecodePipeline, indices: list[int], first: int = 0) -> dic
 
 
 def test_rows_filled_together_equal_rows_filled_one_by_one(mixed: FolderDataset) -> None:
-    together, alone = (
+    from_files, from_memory = (
         DecodePipeline(mixed, SPEC, NATIVE),
         DecodePipeline(CachedDataset(mixed, CacheBudget(0)), SPEC, NATIVE),
     )
     indices = [*range(len(mixed)), 1, 5, 1]
-    ours, expected = rows_of(together, indices), rows_of(alone, indices)
+    ours, expected = rows_of(from_files, indices), rows_of(from_memory, indices)
     assert np.array_equal(ours["images"], expected["images"])
     assert ours["targets"].tolist() == expected["targets"].tolist() == [0] * 6 + [1] * 6 + [0] * 3
     for row, index in enumerate(indices):
-        assert np.array_equal(rows_of(together, [index], row)["images"][0], ours["images"][row])
+        for alone in (from_files, from_memory):
+            assert np.array_equal(rows_of(alone, [index], row)["images"][0], ours["images"][row])
 
 
 def table_of(mixed: FolderDataset) -> Dataset:
@@ -167,11 +170,22 @@ def test_datasets_without_files_or_in_memory_have_no_paths(mixed: FolderDataset)
     ] == [None] * 3
 
 
-def test_unsupported_files_are_left_to_the_row_by_row_path(mixed: FolderDataset) -> None:
-    paths = [os.fsencode(mixed.path(index)) for index in range(6)]
+class Paths(NamedTuple):
+    files: list[bytes]
+
+    def paths(self) -> list[bytes]:
+        return self.files
+
+    def read(self, row: int) -> Source:
+        raise DataError(f"row {row} was left to be read alone")
+
+
+def test_unsupported_files_are_filled_alone(mixed: FolderDataset) -> None:
+    paths = Paths([os.fsencode(mixed.path(index)) for index in range(6)])
     images = np.zeros((6, 3, 32, 32), np.uint8)
-    is_made = fill_from_files(paths, SPEC, NATIVE, host_params(NATIVE, 3, np.arange(6)), images)
-    assert is_made.tolist() == [False, *MADE.values()]
+    outcomes = RowReader(train_view(SPEC, NATIVE), True).fill(paths, host_params(NATIVE, 3, np.arange(6)), images)
+    assert [not isinstance(outcome, DataError) for outcome in outcomes] == [False, *MADE.values()]
+    assert [outcomes[row] for row in (1, 4, 5)] == [(120, 90), (90, 120), (300, 200)]
 
 
 @pytest.mark.parametrize("damage", ["vanished", "cut", "empty", "device", "folder"])
