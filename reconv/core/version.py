@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import time
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 IMPORTED_S = time.perf_counter()  # about when the process started, where the system does not say

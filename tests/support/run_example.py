@@ -112,7 +112,7 @@ def _attempt(
     noise = random.Random(seed * 1000 + number)
     command = ("reconv", "train", "quickstart", "--lr", str(lr), *(("--resume",) if number > 1 else ()))
     environment = {
-        "reconv": "0.1.0",
+        "reconv": "0.2.0",
         "python": "3.13.5",
         "torch": "2.13.0",
         "device": "cpu, 2 threads",
