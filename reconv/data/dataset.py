@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from reconv.core.errors import DataError
 from reconv.storage import read_limits
-from reconv.storage.remote_tree import is_remote
+from reconv.storage.remote_tree import is_remote, shown_path
 
 if TYPE_CHECKING:
     from reconv.detection.annotation import Annotation
@@ -153,6 +153,15 @@ def sample_files(dataset: Dataset, indices: I64) -> SampleFiles | None:
     """Paths and classes of the samples; None if the dataset has no such files, or they are in an object store."""
     found = dataset.files(indices) if isinstance(dataset, FileBacked) else None
     return None if found is None or (len(found[0]) and is_remote(found[0][0])) else found
+
+
+def sample_paths(dataset: Dataset) -> list[str]:
+    """The file of each sample as users call it, or its name in data that is not files."""
+    indices = np.arange(len(dataset), dtype=np.int64)
+    files = dataset.files(indices) if isinstance(dataset, FileBacked) else None
+    if files is not None:
+        return [shown_path(os.fsdecode(path)) for path in files[0]]
+    return [dataset[index].name for index in range(len(dataset))]
 
 
 def sample_ranges(dataset: Dataset, indices: I64) -> list[ByteRange]:

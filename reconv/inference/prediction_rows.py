@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reconv.core.errors import DataError, UsageError
-from reconv.data.dataset import Dataset, FileBacked
+from reconv.data.dataset import Dataset, sample_paths
 from reconv.metrics.topk import PredictionTable
 from reconv.storage.files import disk_errors, write_atomic
-from reconv.storage.remote_tree import shown_path
 
 COLUMNS = ("path", "target", "predicted", "score", "loss", "split")
 
@@ -80,15 +76,6 @@ def read_rows(file: Path) -> PredictionRows:
     return PredictionRows(
         *([float(row[name]) if name in numbers else row[name] for row in rows] for name in COLUMNS)  # type: ignore[arg-type]
     )
-
-
-def sample_paths(dataset: Dataset) -> list[str]:
-    """The file of each sample, or its name in data that is not files."""
-    indices = np.arange(len(dataset), dtype=np.int64)
-    files = dataset.files(indices) if isinstance(dataset, FileBacked) else None
-    if files is not None:
-        return [shown_path(os.fsdecode(path)) for path in files[0]]
-    return [dataset[index].name for index in range(len(dataset))]
 
 
 def _csv(rows: PredictionRows) -> bytes:

@@ -23,6 +23,7 @@ NAMES_BYTES: Final = 16 * MIB  # files of class names and label maps
 DEVKIT_BYTES: Final = 256 * MIB  # ImageNet's development kit, unpacked
 CLASSES: Final = 1 << 20
 CLASS_NAME_CHARS: Final = 1000
+REVIEW_LIST_BYTES: Final = 256 * MIB  # of data.exclude and data.relabel
 SHARDS: Final = 1_000_000
 WALK_ENTRIES: Final = 100_000  # files and folders below a folder of images; beyond that it must hold images
 WALK_IMAGES_FRACTION: Final = 0.1  # of them

@@ -16,7 +16,15 @@ _hashing = Lock()  # one for all datasets: a lock in a dataset could not be sent
 class ArrayDataset:
     """A dataset whose samples are rows of an array."""
 
-    def __init__(self, kind: str, images: U8, targets: I64, class_names: tuple[str, ...], origin: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        images: U8,
+        targets: I64,
+        class_names: tuple[str, ...],
+        origin: str,
+        numbers: I64 | None = None,  # of the samples in the whole dataset; None: in this order
+    ) -> None:
         bad = np.flatnonzero((targets < 0) | (targets >= len(class_names)))
         if len(bad):
             raise DataError(
@@ -30,6 +38,7 @@ class ArrayDataset:
         self.targets = targets
         self.class_names = class_names
         self.origin = origin
+        self._numbers = numbers
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -38,12 +47,20 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> Sample:
         """The image as [height, width, channels] and its class."""
         pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
-        return Sample(pixels, int(self.targets[index]), f"{self.kind}[{index}]")
+        return Sample(pixels, int(self.targets[index]), f"{self.kind}[{self._number(index)}]")
+
+    def _number(self, index: int) -> int:
+        return index if self._numbers is None else int(self._numbers[index])
+
+    def with_targets(self, targets: I64) -> ArrayDataset:
+        """The same images with other classes."""
+        return ArrayDataset(self.kind, self.images, targets, self.class_names, self.origin, self._numbers)
 
     def select(self, indices: I64) -> ArrayDataset:
         """The samples at the given indices, in that order."""
         origin = f"{self.origin}; {len(indices)} of {len(self)} samples"
-        return ArrayDataset(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
+        numbers = indices if self._numbers is None else self._numbers[indices]
+        return ArrayDataset(self.kind, self.images[indices], self.targets[indices], self.class_names, origin, numbers)
 
     def fingerprint(self) -> str:
         """A digest of pixels and targets, computed once; waits for another thread that computes it."""

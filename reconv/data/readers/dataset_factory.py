@@ -11,6 +11,7 @@ from pathlib import Path
 
 from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset, RelabeledDetection
+from reconv.data.corrections import correct, take_fold
 from reconv.data.dataset import (
     BACKGROUND,
     I64,
@@ -80,11 +81,23 @@ def open_dataset(
 
     `boxes` asks for detection data, `multilabel` for images with several labels.
     """
-    dataset = _open_multilabel(kind, path, split, data) if multilabel else _open(kind, path, split, data, boxes)
-    check_class_names(dataset.class_names, "" if path is None else str(path))
+    if data.fold is not None and split != "test":
+        whole = _open_corrected(kind, path, "train", data, boxes, multilabel)
+        dataset = take_fold(whole, data.fold, data.split_seed, split)
+    else:
+        dataset = _open_corrected(kind, path, split, data, boxes, multilabel)
     if data.background_class:
         dataset = with_background(dataset)
     return dataset if split != "train" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)
+
+
+def _open_corrected(
+    kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool, multilabel: bool
+) -> Dataset:
+    """A split with what a review has changed."""
+    dataset = _open_multilabel(kind, path, split, data) if multilabel else _open(kind, path, split, data, boxes)
+    check_class_names(dataset.class_names, "" if path is None else str(path))
+    return correct(dataset, data, path, split)
 
 
 def with_background(dataset: Dataset) -> Dataset:

@@ -21,7 +21,10 @@ from reconv.storage.files import system_error
 from reconv.storage.object_stores.store import is_url
 from reconv.storage.transient import is_machine_fault
 
-PATH_FIELDS = (("data", "path"), ("model", "init"), ("model", "resume_from"), ("distill", "teacher"))
+PATH_FIELDS = (
+    *(("data", "path"), ("data", "exclude"), ("data", "relabel")),
+    *(("model", "init"), ("model", "resume_from"), ("distill", "teacher")),
+)
 
 
 @dataclass(frozen=True, slots=True)

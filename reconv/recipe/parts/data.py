@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from reconv.recipe.parts.code import ImportPath, NamedTransform, Options, TransformConfig, parse_list
 from reconv.recipe.units import (
@@ -26,6 +27,7 @@ Decoder = Literal["pillow", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
 
+ListFile = Annotated[str, AfterValidator(os.path.abspath)]  # of the directory where the command is given
 PixelValue = Annotated[int, Field(ge=0, le=255)]
 
 
@@ -96,6 +98,14 @@ class DataConfig(Section):
     split_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Chooses which images `validation_split` holds out; the recipe's `seed` does not, so runs with other seeds are
     validated on the same images."""
+    fold: Annotated[str, Field(pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$")] | None = None
+    """Cross-validation, as in 2/5: validate on fold 2 of 5 of the training set, and train on the others; the validation
+    split is not used. Folds have equal shares of every class and follow from `split_seed`."""
+    exclude: ListFile | None = None
+    """A CSV file of images to leave out, as `reconv data review` writes it: rows with the action `exclude`, or all rows
+    where it has no column `action`; `path` is relative to the data."""
+    relabel: ListFile | None = None
+    """A CSV file of images with another class, likewise: rows with the action `relabel` have it in `label`."""
     subset_percent: Annotated[float, Field(gt=0, le=100)] = 100
     """Percentage of the training samples to train on."""
     epoch_samples: Positive | None = None

@@ -30,6 +30,10 @@ def data_rules(recipe: Recipe) -> Iterator[Contradiction]:
             ("data.preprocess.resize", "data.preprocess.size"),
             f"{preprocess.resize} is too small for a crop of data.preprocess.size {preprocess.size}",
         )
+    if data.fold is not None:
+        number, folds = map(int, data.fold.split("/"))
+        if number > folds or folds < 2:
+            yield Contradiction(("data.fold", "data.validation_split"), "is no fold; for example 1/5 of five folds")
     if data.options and not names_code(data.source):
         text = f"is for your own dataset, by import path, but data.source is {data.source}"
         yield Contradiction(("data.options", "data.source"), text)
