@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.detection_metrics import NUM_CLASSES, random_truth
-from reconv.build.task_builder import build_anchors
+from reconv.build.postprocess import build_anchors
 from reconv.core.batch import Batch
 from reconv.detection.annotation import Annotation
 from reconv.detection.box_coder import encode_boxes

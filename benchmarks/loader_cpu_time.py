@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from reconv.bench.run import bench_args, open_bench_run
-from reconv.build.loaders import build_train_loader
+from reconv.build.data import build_train_loader
 from reconv.data.decode import native
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext

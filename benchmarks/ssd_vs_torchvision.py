@@ -36,9 +36,14 @@ from torch import Tensor, nn
 from benchmarks import as_overrides
 from benchmarks.train_variants import Result, for_images, parse_set, print_table, train_run, write_json
 from reconv.bench.run import bench_args, describe_setup, open_bench_run
-from reconv.build.data_context import open_data_context
-from reconv.build.datasets import as_detection_dataset, data_path, open_split
-from reconv.build.loaders import build_eval_loader, build_train_loader
+from reconv.build.data import (
+    as_detection_dataset,
+    build_eval_loader,
+    build_train_loader,
+    data_path,
+    open_data_context,
+    open_split,
+)
 from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.stage_timing import StageTimes

@@ -21,8 +21,7 @@ import torch
 
 from benchmarks.train_variants import parse_set
 from reconv.bench.run import bench_args, open_bench_run
-from reconv.build.data_context import open_data_context
-from reconv.build.loaders import build_train_loader
+from reconv.build.data import build_train_loader, open_data_context
 from reconv.build.train_state import build_train_state
 from reconv.data.stage_timing import StageTimes
 from reconv.logging.run_logger import RunLogger

@@ -43,7 +43,7 @@ from reconv.bench.roofline import Peak, layer_costs, memory_bound_fraction, min_
 from reconv.bench.run import bench_args, no_log, num_classes_of, open_bench_run
 from reconv.bench.timing import TimingConfig
 from reconv.bench.train import bench_train
-from reconv.build.network import model_options
+from reconv.build.model import model_options
 from reconv.device import open_device
 from reconv.models import build_model
 from reconv.precision import build_precision

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from reconv.bench import ssd_baseline
 from reconv.bench.timing import StepTimer, TimingConfig, measure
-from reconv.build.loaders import build_train_loader
-from reconv.build.network import uses_fused_kernels
-from reconv.build.task_builder import build_detection
+from reconv.build.data import build_train_loader
+from reconv.build.model import uses_fused_kernels
+from reconv.build.task import build_detection
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.buffers import BlockingTransfer

@@ -23,7 +23,7 @@ from torch import Tensor
 from reconv.bench.data_paths import ORIGINAL, DataPath, baseline_image, open_data_paths
 from reconv.bench.run import LogFunction, bench_args, describe_setup, no_log, open_bench_run
 from reconv.bench.timing import percentile
-from reconv.build.loaders import build_train_loader
+from reconv.build.data import build_train_loader
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
 from reconv.data.dataset import select_rows

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.build.datasets import Datasets
+from reconv.build.data import Datasets
 from reconv.data.convert.dataset import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, at_most

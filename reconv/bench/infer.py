@@ -25,8 +25,8 @@ from reconv.bench.inference_baselines import InferenceBaseline, Run, inference_b
 from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.run import LogFunction, describe_setup, no_log, num_classes_of
 from reconv.bench.timing import percentile
-from reconv.build.load_model import SavedModel, allow_code, build_saved_model, read_saved_model, read_saved_recipe
-from reconv.build.network import Network, build_network, compile_for, uses_compile
+from reconv.build.model import Network, build_network, compile_for, uses_compile
+from reconv.build.saved_model import SavedModel, allow_code, build_saved_model, read_saved_model, read_saved_recipe
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.core.custom_code import CodeConsent, TrustCode
 from reconv.core.errors import ResourceError, UsageError

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from reconv.bench.timing import StepTimer, TimingConfig, Timings, measure
-from reconv.build.data_context import open_data_context
-from reconv.build.loaders import build_train_loader
+from reconv.build.data import build_train_loader, open_data_context
 from reconv.build.train_state import build_train_state, parallelize
 from reconv.data.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup

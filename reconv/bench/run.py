@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from reconv.build.datasets import Datasets, data_path, open_split
+from reconv.build.data import Datasets, data_path, open_split
 from reconv.core.version import __version__
 from reconv.device import Device, configure_algorithms
 from reconv.distributed.process_group import ProcessGroup

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from reconv.build.datasets import data_path, open_split
+from reconv.build.data import data_path, open_split
 from reconv.build.weight_facts import weight_facts
-from reconv.checkpoint.download_weights import is_remote
+from reconv.checkpoint.locate import is_remote
 from reconv.core.custom_code import is_import_path
 from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset

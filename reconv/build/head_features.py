@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from reconv.build.load_model import find_weights
-from reconv.build.network import model_options
+from reconv.build.model import model_options
+from reconv.build.saved_model import find_weights
 from reconv.checkpoint.load_weights import compare_weights, load_weights, read_weights
 from reconv.core.custom_code import code_errors
 from reconv.core.errors import DataError

@@ -6,17 +6,26 @@ A run that resumes from its own checkpoint does not need the weights it started 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
-from reconv.build.load_model import FoundWeights, find_weights
-from reconv.build.network import Network, build_meta_model
-from reconv.checkpoint.download_weights import is_remote
-from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.build.model import Network, build_meta_model
+from reconv.build.saved_model import FoundWeights, find_weights
 from reconv.checkpoint.load_weights import LoadReport, compare_weights, first_few, load_weights, read_weights
-from reconv.checkpoint.locate import LocatedWeights, read_located
+from reconv.checkpoint.locate import LocatedWeights, is_remote, is_tensorflow, read_located
 from reconv.core.errors import CheckpointError
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.readers.dataset_factory import subsample
+from reconv.data.transforms.device import EvalPreprocess
+from reconv.models.fastnet import SPECS as WHITENED
+from reconv.models.fastnet import FastNet, whitening_filters
 from reconv.models.frozen import TrainedParameters, freeze_except, head_patterns
 from reconv.recipe.schema import Recipe
 
@@ -124,3 +133,40 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
             "needs --set model.options.padding=same; TensorFlow's official ResNets pad them explicitly and need nothing"
         )
     return notes
+
+
+NUM_WHITENING_IMAGES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class FittedWhitening:
+    """Filters for the first layer of a `FastNet`."""
+
+    filters: Tensor
+    num_images: int  # that they were fitted to
+
+    def init(self, network: Network) -> str:
+        """Initialize the network's first layer; returns a note for the log."""
+        assert isinstance(network.model, FastNet)
+        network.model.set_whitening(self.filters)
+        fitted = f"fitted to {self.num_images:,} training images"
+        return f"the first layer whitens image patches, {fitted}, and is not trained"
+
+
+def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[FittedWhitening] | None:
+    """Fit the whitening layer of a network that has one, in a thread: meanwhile the network is built."""
+    if recipe.model.name not in WHITENED:
+        return None
+    thread = ThreadPoolExecutor(1, "whitening")
+    future = thread.submit(_fit_whitening, recipe, dataset)
+    thread.shutdown(wait=False)
+    return future
+
+
+def _fit_whitening(recipe: Recipe, dataset: Dataset) -> FittedWhitening:
+    subset = subsample(dataset, min(100.0, 100 * NUM_WHITENING_IMAGES / len(dataset)))
+    bad_samples = BadSamples(recipe.data.bad_images.limit)  # they are logged when training meets them
+    context = DataContext.on_host()
+    [batch] = EvalLoader(subset, recipe.data.preprocess, len(subset), context, bad_samples=bad_samples)
+    images = EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"]
+    return FittedWhitening(whitening_filters(images), len(subset))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.build.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
+from reconv.build.saved_model import SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.core.errors import CheckpointError, RecipeError
 from reconv.device import Device
 from reconv.recipe.schema import Recipe

@@ -5,23 +5,19 @@ A resumed run is built from its recipe exactly like a new one, and then loads th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from reconv.build.datasets import describe_dropped_boxes
-from reconv.build.init_weights import freeze_parameters, init_weights
-from reconv.build.network import (
-    Network,
-    build_network,
-    build_train_preprocess,
-    compile_ahead,
-    start_whitening,
-)
-from reconv.build.task_builder import (
+from reconv.build.data import describe_dropped_boxes
+from reconv.build.init_weights import freeze_parameters, init_weights, start_whitening
+from reconv.build.model import Network, build_network, uses_fused_kernels
+from reconv.build.preprocess import build_train_preprocess
+from reconv.build.task import (
     AnyTask,
     build_loss,
     build_task,
@@ -31,9 +27,13 @@ from reconv.build.task_builder import (
 from reconv.build.teacher import open_teacher
 from reconv.checkpoint.load_weights import load_weights
 from reconv.core.errors import CheckpointError
+from reconv.data.transforms.device import TrainPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
+from reconv.kernels.jit import compile_process as compiler
+from reconv.kernels.jit.launch import KernelVariant, trace_launches
+from reconv.kernels.trace import trace_kernels
 from reconv.logging.events import RunPlanned
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
@@ -249,3 +249,41 @@ def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = Non
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
     network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy
+
+
+def compile_ahead(
+    network: Network,
+    preprocess: TrainPreprocess,
+    recipe: Recipe,
+    device: Device,
+    image_sizes: Sequence[int],
+    warn: Callable[[str], None],
+) -> None:
+    """Start compiling the fused kernels of training steps on images of these sizes in the background."""
+    uses_kernels = network.has_kernels or uses_fused_kernels(recipe, device)  # the latter: those of the preprocessing
+    if not (uses_kernels and network.channels_last):
+        compiler.stop_compiler()
+        return
+    from reconv.kernels.jit import compile_ahead as warm
+
+    try:
+        variants = training_kernels(network, preprocess, recipe, image_sizes)
+        warm.compile_ahead(variants, device.torch, warn)
+    except Exception as error:  # it costs time alone
+        warn(f"kernels could not be compiled ahead and are compiled during the first step: {error!r}")
+
+
+def training_kernels(
+    network: Network, preprocess: TrainPreprocess, recipe: Recipe, image_sizes: Sequence[int]
+) -> list[KernelVariant]:
+    """The kernel variants that training steps launch.
+
+    `image_sizes` are those of the run, in order: kernels of the preprocessing depend on them, those of the network not.
+    """
+    images = [(recipe.data.preprocess.channels, size, size) for size in image_sizes]
+    with trace_launches() as preprocessing:
+        for image in images:
+            preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
+    policy, by_stages = network.precision, network.recomputed is not None
+    of_network = trace_kernels(network.model, images[0], policy.input_dtype, policy.autocast(), by_stages)
+    return [*preprocessing, *of_network]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from reconv.build.init_weights import check_weights_exist
-from reconv.build.load_model import find_weights
-from reconv.build.published_models import timm_preprocess
-from reconv.checkpoint.download_weights import TORCHVISION, is_remote
+from reconv.build.saved_model import find_weights
+from reconv.build.weights_file import timm_preprocess
+from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.checkpoint.load_weights import compare_weights, read_weights
-from reconv.checkpoint.locate import LocatedWeights, read_located
+from reconv.checkpoint.locate import LocatedWeights, is_remote, read_located
 from reconv.checkpoint.store import CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.core.errors import UsageError

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+from reconv.checkpoint.locate import HTTP
 from reconv.core.errors import CheckpointError, ResourceError, UsageError
 from reconv.storage.cache import CACHE_ENV, cache_dir
 from reconv.storage.download import Progress, digest, download, no_progress
@@ -67,9 +68,7 @@ _ADVICE: Mapping[str, str] = {
 
 _IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
 _PINNED = re.compile(r"sha256=([0-9a-fA-F]{8,64})")
-_REMOTE = ("http://", "https://")
 _MAX_BYTES = 16 << 30  # of a weights file; the largest convolutional networks have 3 GB
-_PACKAGES = ("torchvision:", "timm:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,6 @@ class DownloadedWeights:
 
     path: Path
     note: str
-
-
-def is_remote(name: str) -> bool:
-    """Whether a name refers to weights that may have to be downloaded."""
-    return name.startswith((*_REMOTE, *_PACKAGES))
 
 
 def download_weights(
@@ -117,7 +111,7 @@ def download_weights(
 
 def _url(name: str, base_url: str | None) -> tuple[str, str]:
     """The URL of a name, and the beginning of its sha256 if that is known."""
-    if name.startswith(_REMOTE):
+    if name.startswith(HTTP):
         split_url(name)
         url, fragment = urldefrag(name)
         if not fragment:

@@ -21,8 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
-from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
+from reconv.checkpoint.locate import is_tensorflow
 from reconv.core.errors import CheckpointError
 from reconv.storage.bounded import open_file
 
@@ -80,6 +79,9 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
     more than `num_classes`.
     """
     if is_tensorflow(path):
+        from reconv.checkpoint.interop.tensorflow import read_tensorflow
+        from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
+
         tensors = read_tensorflow(path)
         state = to_resnet(tensors)
         has_background = num_classes is not None and HEAD in state and len(state[HEAD]) == num_classes + 1

@@ -5,6 +5,7 @@ A checkpoint is fully verified before it is returned. One inside a run must be t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,6 @@ from typing import Literal, TypeVar
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.best import best_in_state, read_best
-from reconv.checkpoint.interop.tensorflow import is_tensorflow
-from reconv.checkpoint.mirror.download import fetch_run
 from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import (
     NUM_TRIES,
@@ -25,6 +24,7 @@ from reconv.checkpoint.store import (
 )
 from reconv.core.errors import CheckpointError, UsageError
 from reconv.logging.run_dir import RunDir, no_such_run, runs_in
+from reconv.storage.object_stores.store import is_url
 
 MODEL = f"model{SUFFIX}"
 EMA = f"ema{SUFFIX}"
@@ -55,7 +55,7 @@ class LocatedWeights:
 
 def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
     """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run."""
-    path = Path(fetch_run(run))
+    path = Path(_fetch(run))
     if is_tensorflow(path):
         return LocatedWeights("weights", None, None, path)
     if path.suffix in (".yaml", ".yml") and path.is_file():
@@ -72,6 +72,15 @@ def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
         return _checkpoint("checkpoint", _containing_run(path), path)
     folder = find_run(path)
     return retry_if_deleted(lambda: _choose(folder, which))
+
+
+def _fetch(run: str | Path) -> str | Path:
+    """A path as it is; the run at the address of its copy is downloaded."""
+    if not is_url(run):
+        return run
+    from reconv.checkpoint.mirror.download import fetch_run
+
+    return fetch_run(run)
 
 
 def retry_if_deleted(read: Callable[[], T]) -> T:
@@ -133,7 +142,7 @@ def _verify_named(path: Path) -> None:
 
 def find_run(run: str | Path) -> RunDir:
     """The run directory that RUN refers to, with or without checkpoints; of a directory of runs, the newest."""
-    path = Path(fetch_run(run))
+    path = Path(_fetch(run))
     if not path.exists():
         raise no_such_run(path)
     if path.is_dir():
@@ -220,3 +229,63 @@ def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> Che
         why=reasons or "nothing was saved yet, or save.every is off",
         then="wait for the first save, or start the training again",
     )
+
+
+INDEX_SUFFIX = ".index"
+
+
+_DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
+
+
+_STATE_FILE = "checkpoint"  # names the newest checkpoint of a folder
+
+
+_STATE_LINE = re.compile(r'^model_checkpoint_path: "(.+)"$', re.MULTILINE)
+
+
+_STATE_MAX_BYTES = 1 << 20
+
+
+def is_tensorflow(path: Path) -> bool:
+    """Whether a path is a TensorFlow checkpoint: its prefix, its index, a data file, or a folder of checkpoints."""
+    return tensorflow_prefix(path) is not None
+
+
+def tensorflow_prefix(path: Path) -> Path | None:
+    """The common prefix of the index and data files."""
+    if path.is_dir():
+        return _newest_in(path)
+    if path.with_name(path.name + INDEX_SUFFIX).is_file():
+        return path
+    if path.name.endswith(INDEX_SUFFIX) and path.name != INDEX_SUFFIX and path.is_file():
+        return path.with_name(path.name.removesuffix(INDEX_SUFFIX))
+    match = _DATA_NAME.fullmatch(path.name)
+    if match and path.with_name(match[1] + INDEX_SUFFIX).is_file():
+        return path.with_name(match[1])
+    return None
+
+
+def _newest_in(folder: Path) -> Path | None:
+    """The newest checkpoint of a folder; of the path in its `checkpoint` file only the name is used."""
+    state = folder / _STATE_FILE
+    if not state.is_file() or state.stat().st_size > _STATE_MAX_BYTES:
+        return None
+    try:
+        line = _STATE_LINE.search(state.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise CheckpointError(
+            "the `checkpoint` file of the directory cannot be read", where=str(state), why=str(error)
+        ) from error
+    prefix = folder / Path(line[1]).name if line else None
+    return prefix if prefix and prefix.with_name(prefix.name + INDEX_SUFFIX).is_file() else None
+
+
+HTTP = ("http://", "https://")
+
+
+PACKAGES = ("torchvision:", "timm:")
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name refers to weights that may have to be downloaded."""
+    return name.startswith((*HTTP, *PACKAGES))

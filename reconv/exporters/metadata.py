@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from reconv.build.task_builder import build_postprocess_config
+from reconv.build.postprocess import build_postprocess_config
 from reconv.core.version import __version__
 from reconv.data.transforms.host import resized_shorter_side
 from reconv.detection.postprocess import PostprocessConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reconv.build.network import model_options
+from reconv.build.model import model_options
 from reconv.models import model_spec
 from reconv.models.architecture import Spec
 from reconv.models.efficientnet import EfficientNetSpec

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from reconv.build.task_builder import build_anchors, build_postprocess_config
+from reconv.build.postprocess import build_anchors, build_postprocess_config
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.core.custom_code import TrustCode
 from reconv.core.errors import ExportError, UsageError
@@ -26,11 +26,11 @@ from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.model_card import model_card
 from reconv.exporters.run_script import run_script
 from reconv.exporters.targets import ExportOptions, ExportTarget, find_target
+from reconv.inference.backends.base import U8, LogFunction, no_log
 from reconv.inference.backends.exported import ExportClassifier, example_images
-from reconv.inference.backends.quantize import MAX_DROP, U8
+from reconv.inference.backends.quantize import MAX_DROP
 from reconv.inference.calibration import CalibrationSource
-from reconv.inference.model_evaluation import LogFunction
-from reconv.inference.predictor import Predictor, find_model, no_log
+from reconv.inference.predictor import Predictor, find_model
 from reconv.storage.files import write_atomic
 
 _FP32 = "fp32"  # the folder with the model before it is quantized

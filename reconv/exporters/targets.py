@@ -18,7 +18,8 @@ from reconv.exporters.formats import openvino as openvino_file
 from reconv.exporters.formats import torch_export as torch_export_file
 from reconv.exporters.formats import weights as weights_file
 from reconv.exporters.metadata import ExportMetadata
-from reconv.inference.backends.quantize import U8, quantize_onnx, quantize_openvino
+from reconv.inference.backends.base import U8
+from reconv.inference.backends.quantize import quantize_onnx, quantize_openvino
 from reconv.inference.predictor import Predictor
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reconv.build.saved_model import ModelClasses
 from reconv.core.errors import DataError, UsageError
 from reconv.core.random import key, permutation
 from reconv.data.dataset import Split
 from reconv.detection.annotation import Annotation
-from reconv.inference.backends.quantize import U8
-from reconv.inference.eval_data import ModelClasses, open_eval_set
+from reconv.inference.backends.base import U8
 from reconv.inference.image_input import ImageFile, ImageInput, image_files
 from reconv.inference.image_reader import ImageReader
 from reconv.recipe.schema import Recipe
@@ -118,6 +118,8 @@ class CalibrationSource:
 
     def _draw_dataset(self, split: Split, number: int) -> Iterator[_Item]:
         try:
+            from reconv.inference.eval_data import open_eval_set
+
             dataset = open_eval_set(self.recipe, self.classes, self.data, split)
         except (DataError, UsageError) as error:
             what = "training images to calibrate" if split == "train" else "validation images to be judged"

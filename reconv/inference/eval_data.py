@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from reconv.build.addresses import check_addresses
-from reconv.build.datasets import (
+from reconv.build.data import (
     as_detection_dataset,
     check_data_is_read,
     check_has_objects,
     data_path,
     open_split,
 )
+from reconv.build.saved_model import ModelClasses
 from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.dataset_factory import relabel
@@ -24,22 +23,6 @@ from reconv.storage.given_addresses import is_address, remember_address
 from reconv.storage.object_stores.store import is_url
 
 _NUM_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ModelClasses:
-    """The classes of a model, and the data it was trained on."""
-
-    names: tuple[str, ...]
-    are_known: bool  # False: a bare weights file, which has no names
-    data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the training and validation sets
-    display_names: tuple[str, ...] = ()  # for people; data may use these too
-
-    def indices(self) -> dict[str, int]:
-        """The class index of each name, and of each display name that is not ambiguous."""
-        counts = Counter(self.display_names)
-        shown = {name: index for index, name in enumerate(self.display_names) if counts[name] == 1}
-        return shown | {name: index for index, name in enumerate(self.names)}
 
 
 def open_eval_set(recipe: Recipe, classes: ModelClasses, data: str | Path | None, split: Split | None) -> Dataset:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reconv.build.checks import check_machine_has
-from reconv.build.load_model import read_saved_model
+from reconv.build.saved_model import ModelClasses, read_saved_model
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
@@ -18,11 +18,11 @@ from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import joined_ranks
-from reconv.inference.backends.base import BackendName, Precision
-from reconv.inference.eval_data import ModelClasses, open_eval_set
-from reconv.inference.model_evaluation import EvalResult, LogFunction
+from reconv.inference.backends.base import BackendName, LogFunction, Precision, no_log
+from reconv.inference.eval_data import open_eval_set
+from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.prediction_rows import PredictionRows, check_rows_file
-from reconv.inference.predictor import Predictor, find_model, no_log
+from reconv.inference.predictor import Predictor, find_model
 from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
 from reconv.storage.files import disk_errors

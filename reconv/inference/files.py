@@ -9,11 +9,11 @@ from typing import Unpack
 
 from reconv.core.errors import UsageError
 from reconv.data.decode.pillow import decode_image
+from reconv.inference.backends.base import LogFunction, no_log
 from reconv.inference.image_input import ImageFile, image_files
-from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.outputs import MIN_SCORE
 from reconv.inference.predictions import Prediction, PredictionList, image_with_boxes
-from reconv.inference.predictor import LoadOptions, Predictor, find_model, no_log
+from reconv.inference.predictor import LoadOptions, Predictor, find_model
 from reconv.logging.run_dir import RunDir
 from reconv.report.evaluation_files import read_detection_analysis
 from reconv.storage.bounded import real_path

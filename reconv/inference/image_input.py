@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reconv.core.errors import DataError, UsageError
 from reconv.data.decode.pillow import convert_mode, decode_image, to_image
-from reconv.data.readers.folder import walk_images
+from reconv.data.file_list import walk_images
 from reconv.storage.local import read, read_file_or_pipe
 from reconv.storage.remote_tree import local_data_path, shown_path
 

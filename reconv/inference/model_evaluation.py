@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,9 @@ from torch import nn
 
 from reconv.build.checks import check_same_data
 from reconv.build.code import code_digests
-from reconv.build.datasets import limit_samples
-from reconv.build.load_model import model_digest
-from reconv.build.loaders import build_eval_loader
-from reconv.build.task_builder import build_task
+from reconv.build.data import build_eval_loader, limit_samples
+from reconv.build.saved_model import ModelClasses, model_digest
+from reconv.build.task import build_task
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, cores_per_process
@@ -28,9 +27,9 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import open_journal
-from reconv.inference.backends.base import InferenceBackend
+from reconv.inference.backends.base import InferenceBackend, LogFunction
 from reconv.inference.backends.choose import BackendChoice
-from reconv.inference.eval_data import ModelClasses, open_eval_set
+from reconv.inference.eval_data import open_eval_set
 from reconv.inference.eval_journal import JournaledMetrics
 from reconv.inference.prediction_rows import PredictionRows
 from reconv.metrics.analysis import analyze_metrics
@@ -43,8 +42,6 @@ from reconv.tasks.base import Metrics
 from reconv.tasks.evaluation import merge_ranks, update_metrics
 
 _BAD_IMAGE_HINT = "`reconv data check PATH` lists all such images (data.bad_images of the run's recipe is stop)"
-
-LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,11 @@ class EvalModel:
     weights: str
 
 
-def evaluate_model(model: EvalModel, request: EvalRequest, process_group: ProcessGroup, log: LogFunction) -> EvalResult:
+def evaluate_model(
+    model: EvalModel, request: EvalRequest, process_group: ProcessGroup | None, log: LogFunction
+) -> EvalResult:
     """The metrics of a model; all ranks of a process group get the same result."""
+    process_group = process_group or ProcessGroup.single()
     recipe, whole = model.recipe, open_eval_set(model.recipe, model.classes, request.data, request.split)
     if request.data is not None or request.split is not None:
         log(f"data: {whole.origin}")

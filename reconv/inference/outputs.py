@@ -15,8 +15,8 @@ from reconv.detection.postprocess import Detections
 from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
 from reconv.kernels.ops.softmax_topk import softmax_topk, supports
-from reconv.metrics.multilabel import THRESHOLD
 from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.recipe.parts.evaluation import MULTILABEL_THRESHOLD
 
 TOP_K = 5
 MIN_SCORE = 0.3
@@ -82,7 +82,7 @@ def make_predictions(
         yield from _boxes(selected, samples, classes, selection)
         return
     scores, labels = selected
-    min_score = THRESHOLD if selection.min_score is None else selection.min_score
+    min_score = MULTILABEL_THRESHOLD if selection.min_score is None else selection.min_score
     names, is_multilabel = classes.names, classes.task == "multilabel"
     for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
         pairs = list(zip(row_scores, row_labels, strict=True))

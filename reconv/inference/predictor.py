@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from reconv.build.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
-from reconv.build.loaders import build_eval_preprocess
-from reconv.build.network import Network
-from reconv.build.task_builder import build_postprocess
+from reconv.build.model import Network
+from reconv.build.postprocess import build_postprocess
+from reconv.build.preprocess import build_eval_preprocess
+from reconv.build.saved_model import ModelClasses, SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.core.batch import Batch
 from reconv.core.custom_code import TrustCode
@@ -27,27 +27,23 @@ from reconv.core.machine import Machine, cores_per_process, usable_cores
 from reconv.data.dataset import Split
 from reconv.device import Device, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
-from reconv.distributed.process_group import ProcessGroup
-from reconv.inference.activation_map import sample_activation_maps
-from reconv.inference.backends.base import BackendName, InferenceBackend, Precision
+from reconv.inference.backends.base import BackendName, InferenceBackend, LogFunction, Precision, no_log
 from reconv.inference.backends.choose import BackendChoice, LoadedNetwork, plain_network_recipe
 from reconv.inference.calibration import CalibrationSource
-from reconv.inference.eval_data import ModelClasses
 from reconv.inference.image_input import ImageFile, ImageInput, split_images
 from reconv.inference.image_reader import DecoderName, ImageInfo, ImageReader, ImageSample
-from reconv.inference.model_evaluation import EvalModel, EvalRequest, EvalResult, LogFunction, evaluate_model
 from reconv.inference.outputs import OutputClasses, Selection, make_predictions, without_gc
 from reconv.inference.pipeline import PixelBuffers, PredictPipeline, PredictStep
 from reconv.inference.predictions import Prediction, PredictionList
 from reconv.recipe.schema import Recipe
 from reconv.tasks.evaluation import InferenceStep
 
+if TYPE_CHECKING:
+    from reconv.distributed.process_group import ProcessGroup
+    from reconv.inference.model_evaluation import EvalResult
+
 BATCH_SIZE = 64
 BATCH_SIZES = {"cuda": 256}  # by kind of device, where it is another
-
-
-def no_log(text: str) -> None:
-    """Discard a message."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -337,6 +333,8 @@ class Predictor:
         """
         if self.is_detector:
             raise UsageError("class activation maps are for classifiers, and this model is a detector")
+        from reconv.inference.activation_map import sample_activation_maps
+
         with self._lock:
             return sample_activation_maps(self.inference_step, self.device.move(sample.pixels), labels)
 
@@ -359,6 +357,8 @@ class Predictor:
         process group get the same result. In `journal_dir` finished batches are kept, so that the same call continues
         after a kill; delete it afterwards.
         """
+        from reconv.inference.model_evaluation import EvalModel, EvalRequest, evaluate_model
+
         model = EvalModel(
             self.module,
             self.recipe,
@@ -371,7 +371,7 @@ class Predictor:
         )
         request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir, rows)
         with self._lock:
-            return evaluate_model(model, request, process_group or ProcessGroup.single(), log)
+            return evaluate_model(model, request, process_group, log)
 
     def _collate(self, samples: Sequence[ImageSample]) -> Batch:
         rows = torch.arange(len(samples))

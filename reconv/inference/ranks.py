@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reconv.build.checks import check_machine_has
-from reconv.build.load_model import model_digest, read_saved_model
+from reconv.build.saved_model import model_digest, read_saved_model
 from reconv.core.custom_code import CodeConsent
 from reconv.device import device_kind
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.shared_work import joined_ranks, open_journal, part_size, run_parts
+from reconv.inference.backends.base import LogFunction, no_log
 from reconv.inference.files import list_files, log_threshold, save_box_images, target_files
 from reconv.inference.image_input import ImageFile
-from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictions import Prediction, PredictionList
-from reconv.inference.predictor import LoadOptions, Predictor, find_model, no_log
+from reconv.inference.predictor import LoadOptions, Predictor, find_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from reconv.core.batch import Batch
 from reconv.metrics.confusion import macro_means, scores_from_counts
 from reconv.metrics.state import MetricsState
 
-THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
-
 F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 

@@ -21,7 +21,7 @@ import uvicorn
 from reconv.core.errors import ExitCode, ResourceError
 from reconv.core.machine import Machine, usable_cores
 from reconv.device.base import device_kind
-from reconv.inference.model_evaluation import LogFunction
+from reconv.inference.backends.base import LogFunction
 from reconv.serve.http.access import LOOPBACK, SECURITY_HEADERS, Access
 from reconv.serve.http.app import build_app
 from reconv.serve.http.connections import limited_protocol

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from reconv.api import Predictor
-from reconv.build.load_model import read_saved_model
+from reconv.build.saved_model import read_saved_model
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.checkpoint.store import is_checkpoint_name
 from reconv.core.custom_code import CodeConsent, OtherCodeError, TrustCode
 from reconv.core.errors import CheckpointError, ReconvError, UsageError
 from reconv.core.text import printable
-from reconv.inference.model_evaluation import LogFunction
-from reconv.inference.predictor import find_model, no_log
+from reconv.inference.backends.base import LogFunction, no_log
+from reconv.inference.predictor import find_model
 from reconv.logging.run_dir import RunDir
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_info import model_info

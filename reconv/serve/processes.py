@@ -26,7 +26,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from reconv.core.errors import ExitCode, ReconvError, RemoteRankError, ServerProcessError
 from reconv.core.stop_signals import signal_name
-from reconv.inference.model_evaluation import LogFunction
+from reconv.inference.backends.base import LogFunction
 from reconv.serve.http_server import HttpServer, ServeSettings, Shared, end_process
 from reconv.serve.shared_listener import ConnectionCounts
 from reconv.storage.temporary_folder import temporary_folder

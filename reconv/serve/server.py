@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from reconv.core.errors import ExitCode, ResourceError
-from reconv.inference.model_evaluation import LogFunction
+from reconv.inference.backends.base import LogFunction
 from reconv.serve.http.access import read_tokens
 from reconv.serve.http_server import BACKLOG, HttpServer, ServeSettings, end_process
 from reconv.serve.limits import Limits

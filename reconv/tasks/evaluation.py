@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from reconv.core.batch import Batch, Preprocess
-from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.distributed.process_group import ProcessGroup
-from reconv.metrics.state import MetricsState
 from reconv.precision import PrecisionPolicy
-from reconv.tasks.base import Metrics
-from reconv.tasks.tta import average_views
+
+if TYPE_CHECKING:
+    from reconv.data.pipeline.bad_samples import BadSamples
+    from reconv.distributed.process_group import ProcessGroup
+    from reconv.metrics.state import MetricsState
+    from reconv.tasks.base import Metrics
 
 
 class Updatable(Protocol):
@@ -106,3 +108,39 @@ def update_metrics(
         metrics.update(step(batch), batch)
         step_boundary()
     return metrics
+
+
+def average_views(model: Callable[..., Any], tta: str) -> Callable[..., Any]:
+    """A function from images to the mean logits over the views of `evaluate.tta`; the model itself for `none`."""
+    if tta == "none":
+        return model
+
+    def forward(images: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for view, weight in views(images, tta):
+            logits = model(view)
+            weighted = (logits if logits.dtype == torch.float64 else logits.float()) * weight
+            total = weighted if total is None else total + weighted
+        assert total is not None
+        return total
+
+    return forward
+
+
+def views(images: Tensor, tta: str) -> Iterator[tuple[Tensor, float]]:
+    """Each view [n, channels, height, width] and its weight in the mean."""
+    if tta == "flip":
+        yield from _with_flip(images, 1.0)
+    elif tta == "flip-translate":
+        yield from _with_flip(images, 0.5)
+        height, width = images.shape[-2:]
+        padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
+        for offset in (0, 2):
+            yield from _with_flip(padded[..., offset : offset + height, offset : offset + width], 0.25)
+    else:
+        raise ValueError(f"unknown test-time augmentation {tta!r}")
+
+
+def _with_flip(images: Tensor, weight: float) -> Iterator[tuple[Tensor, float]]:
+    yield images, weight / 2
+    yield images.flip(-1), weight / 2

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from reconv.build.datasets import Datasets
+from reconv.build.data import Datasets
 from reconv.core.custom_code import code_errors
 from reconv.core.message import message
 from reconv.data.readers.dataset_factory import select

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from reconv.build.loaders import build_eval_preprocess
+from reconv.build.preprocess import build_eval_preprocess
 from reconv.build.train_state import TrainState
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.core.batch import Batch

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from reconv.build.network import build_meta_model
+from reconv.build.model import build_meta_model
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights
 from reconv.checkpoint.locate import locate

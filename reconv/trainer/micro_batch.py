@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from reconv.build.loaders import build_bad_samples, build_train_loader
-from reconv.build.network import build_graph_capture, compiles_network, memory_estimate
+from reconv.build.checks import memory_estimate
+from reconv.build.data import build_bad_samples, build_train_loader
+from reconv.build.model import build_graph_capture, compiles_network
 from reconv.build.train_state import build_train_state
 from reconv.core.machine import Machine, available_memory_bytes
 from reconv.data.pipeline.buffers import BlockingTransfer

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from reconv.build.checks import check_same_data
+from reconv.build.checks import check_model, check_same_data
 from reconv.build.code import import_code
-from reconv.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
-from reconv.build.network import check_model
+from reconv.build.data import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.checkpoint.mirror.upload import RunMirror
 from reconv.core.custom_code import provide
 from reconv.core.errors import RecipeError, ResourceError

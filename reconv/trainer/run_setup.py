@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from reconv.build.addresses import check_addresses, remember_addresses
 from reconv.build.checks import check_num_devices
-from reconv.build.datasets import check_data_is_read, with_data_path
+from reconv.build.data import check_data_is_read, with_data_path
 from reconv.build.derived_recipe import HeadMeasurement, load_derived
 from reconv.build.init_weights import check_weights_readable
 from reconv.checkpoint.mirror.download import NO_MIRROR, check_mirror_address, download_run, read_mirror_url

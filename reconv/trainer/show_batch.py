@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from reconv.build.datasets import Datasets, check_data_is_read, open_datasets
+from reconv.build.data import Datasets, build_train_loader, check_data_is_read, open_datasets, sample_pipeline_maker
 from reconv.build.derived_recipe import load_derived
-from reconv.build.loaders import build_train_loader, sample_pipeline_maker
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
 from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reconv.build.network import (
-    build_graph_capture,
-    build_train_preprocess,
-)
+from reconv.build.model import build_graph_capture
+from reconv.build.preprocess import build_train_preprocess
 from reconv.build.train_state import TrainState, parallelize
 from reconv.core.batch import Batch, Preprocess
 from reconv.core.errors import ResourceError

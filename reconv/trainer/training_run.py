@@ -24,11 +24,10 @@ import torch
 
 from reconv.build.checks import describe_ranks
 from reconv.build.code import code_digests, describe_changed_code, describe_python_objects
-from reconv.build.data_context import open_data_context
+from reconv.build.data import build_bad_samples, build_eval_loader, build_train_loader, open_data_context
 from reconv.build.init_weights import check_init
-from reconv.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
-from reconv.build.network import build_graph_capture
-from reconv.build.task_builder import build_loss, check_class_weights, check_metric
+from reconv.build.model import build_graph_capture
+from reconv.build.task import build_loss, check_class_weights, check_metric
 from reconv.build.teacher import read_teacher
 from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.async_writer import AsyncWriter

@@ -11,7 +11,7 @@ from own_code import Blur, Brighten, Count, LazyNet, MacroRecall, Net, Squares, 
 from torch import nn
 
 import reconv
-from reconv.build.load_model import read_saved_model
+from reconv.build.saved_model import read_saved_model
 from reconv.checkpoint.locate import locate
 from reconv.core.custom_code import CustomCodeError
 from reconv.core.errors import UsageError

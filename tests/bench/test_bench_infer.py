@@ -17,7 +17,7 @@ from reconv.bench.baselines import TrainBaseline
 from reconv.bench.infer import BATCHES, LatencyConfig, bench_infer, concurrent_rows, open_network, synchronized
 from reconv.bench.inference_baselines import InferenceBaseline, inference_baselines
 from reconv.bench.published import add_published
-from reconv.build.load_model import read_saved_model
+from reconv.build.saved_model import read_saved_model
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.cli.bench_output import print_published

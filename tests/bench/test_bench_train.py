@@ -17,7 +17,7 @@ from reconv.bench.baselines import BaselineStep, TrainBaseline, classification_l
 from reconv.bench.run import Input, bench_args, open_bench_run
 from reconv.bench.timing import TimingConfig
 from reconv.bench.train import bench_train
-from reconv.build.task_builder import check_metric
+from reconv.build.task import check_metric
 from reconv.cli import main
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.prefetcher import DataContext

@@ -17,8 +17,9 @@ from reconv.bench.inference_baselines import inference_baselines
 from reconv.bench.run import bench_args, no_log, open_bench_run
 from reconv.bench.ssd_baseline import SSD300
 from reconv.bench.timing import TimingConfig
-from reconv.build.loaders import build_train_loader
-from reconv.build.task_builder import build_anchors, build_detection
+from reconv.build.data import build_train_loader
+from reconv.build.postprocess import build_anchors
+from reconv.build.task import build_detection
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.models import build_model
 from reconv.models.architecture import SSDOutput

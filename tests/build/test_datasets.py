@@ -14,7 +14,7 @@ from PIL import Image
 
 import reconv
 from reconv.api import evaluate
-from reconv.build.datasets import Datasets, open_datasets
+from reconv.build.data import Datasets, open_datasets
 from reconv.checkpoint.store import CheckpointStore
 from reconv.core.errors import DataError, RecipeError, UsageError
 from reconv.data.readers import arrays

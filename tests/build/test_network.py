@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.build.network import build_network, training_kernels, uses_fused_kernels, uses_max_pool_kernels
+from reconv.build.model import build_network, uses_fused_kernels, uses_max_pool_kernels
+from reconv.build.train_state import training_kernels
 from reconv.core.errors import RecipeError, UsageError
 from reconv.data.transforms.device import TrainPreprocess
 from reconv.device import open_device

@@ -12,8 +12,8 @@ from PIL import Image
 import reconv
 from reconv.bench.timing import TimingConfig
 from reconv.bench.train import bench_train
-from reconv.build.load_model import read_saved_model
-from reconv.build.task_builder import build_anchors
+from reconv.build.postprocess import build_anchors
+from reconv.build.saved_model import read_saved_model
 from reconv.checkpoint.locate import locate
 from reconv.core.errors import DataError, ReconvError
 from reconv.logging.events import Event, LogMessage

@@ -14,7 +14,8 @@ import pytest
 from file_server import FileServer, serve
 
 from reconv.checkpoint import download_weights as room
-from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights, is_remote
+from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights
+from reconv.checkpoint.locate import is_remote
 from reconv.core.errors import CheckpointError, ExitCode, ResourceError, UsageError
 from reconv.models import model_names
 from reconv.storage.cache import cache_dir

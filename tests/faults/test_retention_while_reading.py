@@ -12,7 +12,7 @@ import pytest
 from foreign_folders import checkpoints, copy_of, train_run
 
 from reconv.build.init_weights import check_init
-from reconv.build.load_model import find_weights, read_saved_model
+from reconv.build.saved_model import find_weights, read_saved_model
 from reconv.build.weight_facts import weight_facts
 from reconv.recipe.loader import load
 from reconv.recipe.schema import Recipe

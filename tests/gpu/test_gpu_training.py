@@ -15,8 +15,8 @@ import torch
 
 from reconv.bench.run import bench_args, open_bench_run
 from reconv.bench.timing import StepTimer
-from reconv.build.loaders import build_eval_loader, build_train_loader
-from reconv.build.network import build_graph_capture
+from reconv.build.data import build_eval_loader, build_train_loader
+from reconv.build.model import build_graph_capture
 from reconv.build.train_state import build_train_state
 from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples

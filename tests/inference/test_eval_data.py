@@ -9,10 +9,11 @@ import pytest
 from data_examples import encode, noise
 
 import reconv
+from reconv.build.saved_model import ModelClasses
 from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, all_targets
 from reconv.data.readers.dataset_factory import open_dataset
-from reconv.inference.eval_data import ModelClasses, match_classes
+from reconv.inference.eval_data import match_classes
 from reconv.recipe.parts.data import DataConfig
 
 CLASSES = ("ant", "bee", "cat")

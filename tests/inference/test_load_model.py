@@ -8,8 +8,8 @@ import safetensors.torch
 from PIL import Image
 
 import reconv
-from reconv.build.load_model import _read_recipe, read_saved_model
-from reconv.build.published_models import published_model
+from reconv.build.saved_model import _read_recipe, read_saved_model
+from reconv.build.weights_file import published_model
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.safetensors_bytes import encode

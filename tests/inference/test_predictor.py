@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 
 import reconv
-from reconv.build.datasets import open_datasets
-from reconv.build.loaders import build_eval_loader
-from reconv.build.task_builder import build_task
+from reconv.build.data import build_eval_loader, open_datasets
+from reconv.build.task import build_task
 from reconv.core.errors import CheckpointError, DataError, UsageError
 from reconv.data.readers.digits import open_digits
 from reconv.detection.postprocess import Detections

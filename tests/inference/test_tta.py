@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.tasks.tta import average_views, views
+from reconv.tasks.evaluation import average_views, views
 
 IMAGES = torch.rand(3, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

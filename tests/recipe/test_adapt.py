@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from reconv.build.network import detector_spec
+from reconv.build.model import detector_spec
 from reconv.core.errors import RecipeError
 from reconv.models import model_spec, option_names
 from reconv.recipe.load.adapt import CHANGED, follow_precision, shorten_warmup

@@ -13,7 +13,7 @@ from jpeg_examples import photograph
 from PIL import Image
 from torch import nn
 
-from reconv.build.network import model_options
+from reconv.build.model import model_options
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
 from reconv.models import build_model

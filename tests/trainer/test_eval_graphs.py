@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reconv.build.loaders import build_eval_loader
+from reconv.build.data import build_eval_loader
 from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.core.batch import Batch

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import reconv
-from reconv.build.network import build_network
+from reconv.build.model import build_network
 from reconv.cli import main
 from reconv.device import open_device
 from reconv.logging.events import CheckpointSaved, EvalFinished, Event, TrainProgress

@@ -14,7 +14,7 @@ from PIL import Image
 
 import reconv
 from reconv.api import RunResult
-from reconv.build.datasets import check_has_objects
+from reconv.build.data import check_has_objects
 from reconv.cli import main
 from reconv.core.errors import DataError, ExitCode, UsageError
 from reconv.data.boxes.annotations import DetectionDataset

@@ -8,7 +8,6 @@ verified, malformed files raise nothing but `CheckpointError`, and memory stays 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,12 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint.interop.sstable import has_footer, read_table
+from reconv.checkpoint.locate import INDEX_SUFFIX, tensorflow_prefix
 from reconv.core.errors import CheckpointError
 from reconv.storage import read_limits
 from reconv.storage.bounded import read_bytes
 from reconv.storage.tensorflow_encoding import Field, MalformedError, masked_crc32c, read_message
 
-_INDEX_SUFFIX = ".index"
-_DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-_STATE_FILE = "checkpoint"  # names the newest checkpoint of a folder
-_STATE_LINE = re.compile(r'^model_checkpoint_path: "(.+)"$', re.MULTILINE)
-_STATE_MAX_BYTES = 1 << 20
 _VERSION = 1  # of the bundle format
 _MAX_RANK = 8
 _MAX_NUMEL = 1 << 48
@@ -70,14 +65,9 @@ class _Entry:
     is_sliced: bool = False
 
 
-def is_tensorflow(path: Path) -> bool:
-    """Whether a path is a TensorFlow checkpoint: its prefix, its index, a data file, or a folder of checkpoints."""
-    return _find_prefix(path) is not None
-
-
 def read_tensorflow(path: Path) -> dict[str, Tensor]:
     """Read every numeric tensor of a checkpoint under its TensorFlow name."""
-    prefix = _find_prefix(path)
+    prefix = tensorflow_prefix(path)
     if prefix is None:
         raise CheckpointError(
             "not a TensorFlow checkpoint",
@@ -85,7 +75,7 @@ def read_tensorflow(path: Path) -> dict[str, Tensor]:
             why="there is no .index file with this prefix, nor a folder with a `checkpoint` file",
             then=f"ls '{path.parent}', and use the part of the name before .index",
         )
-    index = prefix.with_name(prefix.name + _INDEX_SUFFIX)
+    index = prefix.with_name(prefix.name + INDEX_SUFFIX)
     try:
         header, entries = _read_index(read_bytes(index, read_limits.TF_INDEX_BYTES))
     except OSError as error:
@@ -100,35 +90,6 @@ def read_tensorflow(path: Path) -> dict[str, Tensor]:
             then="copy the index and its data files again; the older single-file format must be converted first",
         ) from error
     return _read_data(prefix, header, _numeric(entries, index))
-
-
-def _find_prefix(path: Path) -> Path | None:
-    """The common prefix of the index and data files."""
-    if path.is_dir():
-        return _newest_in(path)
-    if path.with_name(path.name + _INDEX_SUFFIX).is_file():
-        return path
-    if path.name.endswith(_INDEX_SUFFIX) and path.name != _INDEX_SUFFIX and path.is_file():
-        return path.with_name(path.name.removesuffix(_INDEX_SUFFIX))
-    match = _DATA_NAME.fullmatch(path.name)
-    if match and path.with_name(match[1] + _INDEX_SUFFIX).is_file():
-        return path.with_name(match[1])
-    return None
-
-
-def _newest_in(folder: Path) -> Path | None:
-    """The newest checkpoint of a folder; of the path in its `checkpoint` file only the name is used."""
-    state = folder / _STATE_FILE
-    if not state.is_file() or state.stat().st_size > _STATE_MAX_BYTES:
-        return None
-    try:
-        line = _STATE_LINE.search(state.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise CheckpointError(
-            "the `checkpoint` file of the directory cannot be read", where=str(state), why=str(error)
-        ) from error
-    prefix = folder / Path(line[1]).name if line else None
-    return prefix if prefix and prefix.with_name(prefix.name + _INDEX_SUFFIX).is_file() else None
 
 
 def _read_index(data: bytes) -> tuple[_Header, list[_Entry]]:

@@ -20,7 +20,7 @@ from reconv.core.errors import DataError, UsageError
 from reconv.data.convert.staging import Facts, StagingDir
 from reconv.data.convert.transcode import Encoding, TranscodedSample, TranscodeOptions, size_of
 from reconv.data.dataset import I64, Sample, Split
-from reconv.data.readers.folder import is_image_name
+from reconv.data.file_list import is_image_name
 from reconv.data.readers.shards.packed import shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_record

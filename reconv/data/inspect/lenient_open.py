@@ -20,6 +20,7 @@ from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
+from reconv.data.file_list import is_image_name
 from reconv.data.readers.csv_multilabel import has_several_labels
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import DetectedDataset, detect
@@ -33,7 +34,6 @@ from reconv.data.readers.folder import (
     SplitPlace,
     has_class_folders,
     is_broken_link,
-    is_image_name,
     is_own_output,
     is_unsorted,
     locate_split,

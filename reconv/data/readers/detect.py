@@ -10,13 +10,14 @@ from pathlib import Path
 
 from reconv.core.errors import DataError
 from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF
+from reconv.data.file_list import is_image_name, is_unread_heic
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import describe_table, find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
 from reconv.data.readers.detection.coco import detect_coco, detect_coco_without_splits
 from reconv.data.readers.detection.voc import detect_voc
 from reconv.data.readers.detection.yolo import detect_yolo, detect_yolo_without_training
-from reconv.data.readers.folder import has_class_folders, is_image_name, is_unread_heic, split_folder
+from reconv.data.readers.folder import has_class_folders, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.archives import has_imagenet_archives
 from reconv.data.readers.imagenet.raw_validation import find_label_source

@@ -18,19 +18,24 @@ import numpy.typing as npt
 
 from reconv.core.errors import DataError
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
-from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF, reads_heic
-from reconv.data.file_list import FileList, digest_files
+from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF
+from reconv.data.file_list import (
+    EXTENSIONS,
+    FileList,
+    describe_unread_heic,
+    digest_files,
+    first_names,
+    is_image_name,
+    is_unread_heic,
+)
 from reconv.data.readers.imagenet.classes import imagenet_names
 from reconv.data.readers.imagenet.raw_validation import label_images
 from reconv.data.readers.validation_split import ValidationSplit
 from reconv.recipe.parts.data import DataConfig
-from reconv.storage import read_limits
 from reconv.storage.data_errors import unreadable
 from reconv.storage.local import is_folder, is_regular_file, listing, read
 from reconv.storage.remote_tree import shown_path
 
-EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif")
-HEIC_EXTENSIONS = ("heic", "heif")  # where pillow-heif is installed
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "validation", "valid"),
@@ -39,48 +44,7 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
 
 SPLIT_TITLES: dict[Split, str] = {"train": "training", "val": "validation", "test": "testing"}
 
-_SUFFIXES = tuple(f".{extension}" for extension in EXTENSIONS)
-_HEIC_SUFFIXES = tuple(f".{extension}" for extension in HEIC_EXTENSIONS)
 SPLIT_NAMES = tuple(name for names in SPLIT_FOLDERS.values() for name in names)
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file is an image by its extension."""
-    return not name.startswith(".") and (
-        name.lower().endswith(_SUFFIXES) or (name.lower().endswith(_HEIC_SUFFIXES) and reads_heic())
-    )
-
-
-def is_unread_heic(name: str) -> bool:
-    """Whether a file is a HEIC image by its extension, and cannot be read here."""
-    return name.lower().endswith(_HEIC_SUFFIXES) and not name.startswith(".") and not reads_heic()
-
-
-def describe_unread_heic(names: list[str]) -> str:
-    """The HEIC images that are left out, and what reads them; empty if there are none."""
-    if not names:
-        return ""
-    return f"left out: {len(names):,} HEIC image{'s' * (len(names) > 1)} ({_first(sorted(names), 3)}): {INSTALL_HEIF}"
-
-
-def walk_images(top: str | Path) -> list[str]:
-    """The sorted paths of all images below a folder; links to folders are not followed.
-
-    Raises `DataError` in a large tree that holds few images, such as the root of a disk.
-    """
-    found: list[str] = []
-    num_entries = 0
-    for folder, folders, files in os.walk(top):
-        num_entries += len(folders) + len(files)
-        found += [os.path.join(folder, name) for name in files if is_image_name(name)]
-        if num_entries > read_limits.WALK_ENTRIES and len(found) < read_limits.WALK_IMAGES_FRACTION * num_entries:
-            raise DataError(
-                f"{top} is not a folder of images",
-                where=str(top),
-                why=f"of the first {num_entries:,} files and folders below it, {len(found):,} are images",
-                then="name the folder that holds the images",
-            )
-    return sorted(found)
 
 
 def split_folder(root: Path, split: Split) -> Path | None:
@@ -310,7 +274,7 @@ def _check_names(folder: Path, names: tuple[str, ...]) -> None:
     if not_utf8:
         shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in not_utf8]
         raise DataError(
-            f"names of class folders are not UTF-8: {_first(shown)}",
+            f"names of class folders are not UTF-8: {first_names(shown)}",
             where=str(folder),
             why="class names are saved with the model as UTF-8 text",
             then="rename them",
@@ -320,22 +284,18 @@ def _check_names(folder: Path, names: tuple[str, ...]) -> None:
 def _check_broken(folder: Path, broken: list[str]) -> None:
     if broken:
         raise DataError(
-            f"{len(broken)} entries in {folder} are neither images nor folders: {_first(sorted(broken))}",
+            f"{len(broken)} entries in {folder} are neither images nor folders: {first_names(sorted(broken))}",
             where=str(folder),
             why="they are broken links, links to folders, or special files; a file system may not be mounted",
             then="mount or copy what they point to, or remove them",
         )
 
 
-def _first(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
 def _check_known_classes(folder: Path, present: tuple[str, ...], known: tuple[str, ...]) -> None:
     unknown = sorted(set(present) - set(known))
     if unknown:
         raise DataError(
-            f"classes that training does not have: {_first(unknown)}",
+            f"classes that training does not have: {first_names(unknown)}",
             where=str(folder),
             why="validation may only have classes of training",
             then="remove or rename these folders, or add them to train/",

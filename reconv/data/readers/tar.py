@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reconv.core.errors import DataError
 from reconv.data.dataset import Split
-from reconv.data.readers.folder import EXTENSIONS, is_image_name
+from reconv.data.file_list import EXTENSIONS, is_image_name
 from reconv.data.readers.shards.dataset import ShardDataset, ShardFormat, check_label
 from reconv.data.readers.shards.index import ScannedShard
 from reconv.storage import read_limits

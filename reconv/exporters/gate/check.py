@@ -16,16 +16,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.build.task_builder import build_postprocess
+from reconv.build.postprocess import build_postprocess
 from reconv.core.errors import DataError, ExportError
 from reconv.data.transforms.device import Normalize
 from reconv.data.transforms.host import eval_transform
 from reconv.exporters.gate.images import GateImage, GateImages
+from reconv.inference.backends.base import LogFunction
 from reconv.inference.image_input import ImageFile, to_pil
-from reconv.inference.model_evaluation import LogFunction
 from reconv.inference.predictor import Predictor
 from reconv.metrics.average_precision import detection_outputs
-from reconv.tasks.tta import average_views
+from reconv.tasks.evaluation import average_views
 
 BATCH_SIZE = 64
 # The largest difference of a logit, in standard deviations of all logits. None: judged by accuracy alone.

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from reconv.build.datasets import limit_samples
+from reconv.build.data import limit_samples
 from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import Dataset, sample_files
 from reconv.data.decode.pillow import to_image

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 BackendName = Literal["auto", "eager", "folded", "fused", "onnxruntime"]
@@ -33,3 +35,13 @@ class InferenceBackend(ABC):
         """The backend in one line, for a log."""
         compared = "" if self.difference is None else f", outputs within {self.difference:.1g} of eager's"
         return f"{self.name}, {self.precision}{compared}"
+
+
+LogFunction = Callable[[str], None]
+
+
+def no_log(text: str) -> None:
+    """Discard a message."""
+
+
+U8 = npt.NDArray[np.uint8]

@@ -8,7 +8,7 @@ from threading import Lock
 
 import torch
 
-from reconv.build.network import Network
+from reconv.build.model import Network
 from reconv.core.errors import ReconvError, UsageError
 from reconv.device import Device
 from reconv.inference.backends.base import BackendName, InferenceBackend, Precision

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.build.loaders import build_eval_preprocess
-from reconv.build.network import Network
+from reconv.build.model import Network
+from reconv.build.preprocess import build_eval_preprocess
 from reconv.inference.backends.base import InferenceBackend
 from reconv.recipe.schema import Recipe
-from reconv.tasks.evaluation import eval_mode
-from reconv.tasks.tta import average_views
+from reconv.tasks.evaluation import average_views, eval_mode
 
 
 class EagerBackend(InferenceBackend):

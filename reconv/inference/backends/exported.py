@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reconv.data.transforms.device import Normalize, standardize
 from reconv.recipe.parts.data import PreprocessConfig
-from reconv.tasks.tta import average_views
+from reconv.tasks.evaluation import average_views
 
 
 class ExportNormalize(nn.Module):

@@ -16,7 +16,7 @@ from reconv.inference.backends.compiler import compile_inference
 from reconv.inference.backends.fold import fold_batch_norms
 from reconv.inference.backends.onednn import use_onednn
 from reconv.recipe.schema import Recipe
-from reconv.tasks.tta import average_views
+from reconv.tasks.evaluation import average_views
 
 
 class FoldedBackend(InferenceBackend):

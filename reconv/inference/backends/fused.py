@@ -16,7 +16,7 @@ from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.captured_network import CapturedInference, FusedInference
 from reconv.inference.backends.folded import FoldedNetwork
 from reconv.recipe.schema import Recipe
-from reconv.tasks.tta import average_views
+from reconv.tasks.evaluation import average_views
 
 MAX_BATCH = 256  # images of the largest graph; larger batches are split
 

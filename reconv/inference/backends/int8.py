@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from reconv.build.task_builder import build_postprocess
+from reconv.build.postprocess import build_postprocess
 from reconv.core.errors import UsageError
 from reconv.core.python_child import python_command
 from reconv.device.amx import reports_amx

@@ -17,10 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from reconv.core.errors import UsageError
+from reconv.inference.backends.base import U8
 
 INPUT = "images"
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -28,8 +26,6 @@ _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _QUANTIZED = (*_LAYERS, "Add", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip")
 
 MAX_DROP = 0.01  # of the accuracy or mAP of int8
-
-U8 = npt.NDArray[np.uint8]
 
 
 def check_int8_packages(*names: str, extra: str) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from reconv.recipe.units import Duration, Listed, Off, Positive, PositiveFraction, Section
 
+MULTILABEL_THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
+
 
 class EvaluateConfig(Section):
     """When and how the validation set is evaluated."""

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from reconv.api import ImageSample, Predictor
 from reconv.core.version import __version__
-from reconv.metrics.multilabel import THRESHOLD
+from reconv.recipe.parts.evaluation import MULTILABEL_THRESHOLD
 from reconv.serve.http.request_images import decode_base64, load_json, too_many_images
 from reconv.serve.limits import ApiError, Limits
 
@@ -192,7 +192,7 @@ def output_tensors(results: Sequence[Mapping[str, Any]], predictor: Predictor) -
     logits = np.stack([result["logits"] for result in results])
     probabilities = np.stack([result["probabilities"] for result in results])
     if predictor.recipe.task == "multilabel":
-        labels: Array = probabilities >= THRESHOLD
+        labels: Array = probabilities >= MULTILABEL_THRESHOLD
     else:
         names = [predictor.classes[index].encode() for index in logits.argmax(axis=1)]
         labels = np.array(names, dtype=object)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reconv.build.datasets import Datasets
+from reconv.build.data import Datasets
 from reconv.core.batch import Batch
 from reconv.data.stage_timing import STAGES, StageTimes
 from reconv.logging.clock import RunClock

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.build.datasets import as_detection_dataset
+from reconv.build.data import as_detection_dataset
 from reconv.core.batch import Batch
 from reconv.data.inspect.contact_sheet import grid
 from reconv.data.inspect.draw_boxes import draw_batch_boxes

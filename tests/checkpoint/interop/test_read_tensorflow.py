@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reconv.checkpoint.interop.sstable import read_table
-from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
+from reconv.checkpoint.interop.tensorflow import read_tensorflow
+from reconv.checkpoint.locate import is_tensorflow
 from reconv.core.errors import CheckpointError
 from reconv.storage.tensorflow_encoding import MalformedError, masked_crc32c
 

@@ -14,7 +14,7 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.build.datasets import open_datasets
+from reconv.build.data import open_datasets
 from reconv.core.errors import DataError
 from reconv.data.convert.dataset import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions

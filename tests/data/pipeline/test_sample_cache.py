@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from data_examples import encode, noise, trained_weights
 
-from reconv.build.datasets import cache_size, open_datasets, with_cache
+from reconv.build.data import cache_size, open_datasets, with_cache
 from reconv.core.errors import ResourceError
 from reconv.data.dataset import Sample
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, num_bytes

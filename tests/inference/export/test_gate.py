@@ -16,7 +16,8 @@ import reconv
 from reconv.core.errors import ExportError
 from reconv.exporters.gate import check as gate
 from reconv.exporters.gate.images import GateImage, GateImages, collect_images
-from reconv.inference.predictor import Predictor, no_log
+from reconv.inference.backends.base import no_log
+from reconv.inference.predictor import Predictor
 
 Case = tuple[gate.Reference, GateImages, Path]
 

@@ -15,6 +15,7 @@ from typing import Any
 from reconv.core.errors import DataError
 from reconv.data.boxes.table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
+from reconv.data.file_list import is_image_name, walk_images
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
     hold_out,
@@ -23,7 +24,7 @@ from reconv.data.readers.detection.box_table_dataset import (
     read_file_names,
     resolve_path,
 )
-from reconv.data.readers.folder import SPLIT_TITLES, is_image_name, walk_images
+from reconv.data.readers.folder import SPLIT_TITLES
 from reconv.recipe.load import document as yaml_document
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage import read_limits

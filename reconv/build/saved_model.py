@@ -7,6 +7,7 @@ other needs the name of its recipe.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,30 +17,22 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from reconv.build.network import Network, build_network
-from reconv.build.published_models import published_model
-from reconv.checkpoint.download_weights import download_weights, is_remote
-from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.build.model import Network, build_network
 from reconv.checkpoint.load_weights import load_weights, read_weights
-from reconv.checkpoint.locate import EMA, LocatedWeights, locate, read_located
+from reconv.checkpoint.locate import EMA, LocatedWeights, is_remote, locate, read_located
 from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
-from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.core.code_folders import add_folders
 from reconv.core.custom_code import TrustCode, provide, require_trust
-from reconv.core.errors import CheckpointError, UsageError
-from reconv.data.readers.imagenet.classes import NUM_IMAGENET_CLASSES, imagenet_names, with_imagenet_names
+from reconv.core.errors import CheckpointError
+from reconv.data.readers.imagenet.classes import with_imagenet_names
 from reconv.device import Device
 from reconv.precision import at_least_float32
-from reconv.recipe.loader import load
-from reconv.recipe.parts.code import add_code_path, code_references
+from reconv.recipe.parts.code import code_references
 from reconv.recipe.schema import Recipe
 from reconv.storage.download import Progress
 
-CLASSIFIER_HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")
-DETECTOR_HEAD = "class_heads.0.weight"
 _CODE_OF_EVALUATION = ("model.name", "data.source", "metrics")  # the fields whose code prediction and evaluation use
-NUM_CLASSES_TENSORFLOW = 1001  # ImageNet's 1000 classes after a background class
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +64,8 @@ def find_weights(
 ) -> FoundWeights:
     """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache."""
     if is_remote(str(name)):
+        from reconv.checkpoint.download_weights import download_weights
+
         fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
         located = LocatedWeights("weights", None, None, fetched.path, name=str(name))
         return FoundWeights(located, (f"{name}: {fetched.note}",))
@@ -123,7 +118,9 @@ def read_saved_model(
     network of a run that got it from Python.
     """
     if located.checkpoint is None:
-        return _read_weights_file(located.weights, recipe, trust_code, model, located.name)
+        from reconv.build.weights_file import read_weights_file  # with the presets, which a checkpoint does not need
+
+        return read_weights_file(located.weights, recipe, trust_code, model, located.name)
     located, loaded = read_located(located, _load_checkpoint)
     assert located.checkpoint is not None
     saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
@@ -181,51 +178,6 @@ def allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any = N
         add_folders(recipe.code_path)
 
 
-def _read_weights_file(
-    path: Path, recipe: str | None, trust_code: TrustCode, model: Any, published_name: str
-) -> SavedModel:
-    """The weights of a file by itself, with the recipe and the classes of its metadata, or a recipe that is named."""
-    tensors = read_weights(path)  # first, so that a file that holds no weights gets the error that says so
-    if recipe is not None:
-        named = load(recipe).recipe
-        add_code_path(named)
-        return _without_metadata(path, tensors, named)
-    metadata = read_metadata(path)
-    if metadata is None and (published := published_model(published_name)) is not None:
-        return _without_metadata(path, tensors, published.recipe, published.num_classes)
-    if metadata is None:
-        raise UsageError(
-            f"{path} does not say which network it belongs to",
-            why="weights files of Reconv do; files of other programs hold tensors alone",
-            then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
-        )
-    allow_code(metadata.recipe, trust_code, path, model)
-    saved = SavedModel(
-        recipe=metadata.recipe,
-        class_names=metadata.class_names,
-        has_class_names=True,
-        tensors=tensors,
-        path=path,
-        weights=metadata.weights,
-        step=metadata.step,
-        class_ids=metadata.class_ids,
-        display_names=with_imagenet_names(metadata.class_names),
-    )
-    return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
-
-
-def _without_metadata(
-    path: Path, tensors: dict[str, Tensor], recipe: Recipe, num_classes: int | None = None
-) -> SavedModel:
-    num_classes = num_classes or _num_classes(tensors, path, recipe)
-    if is_tensorflow(path) and num_classes == NUM_CLASSES_TENSORFLOW:
-        num_classes -= 1
-        tensors = read_weights(path, num_classes=num_classes)
-    is_imagenet = num_classes == NUM_IMAGENET_CLASSES and recipe.task == "classification"
-    names = tuple(imagenet_names() if is_imagenet else map(str, range(num_classes)))
-    return SavedModel(recipe, names, False, tensors, path, "raw", None, display_names=with_imagenet_names(names))
-
-
 def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:
     """Which weights of a checkpoint to load: those of the named file; else, for `auto`, EMA where there is one."""
     if located.kind == "weights":
@@ -248,19 +200,17 @@ def _averaged_file(located: LocatedWeights) -> Path:
     return file
 
 
-def _num_classes(tensors: dict[str, Tensor], path: Path, recipe: Recipe) -> int:
-    """The number of classes of a bare weights file, from the output size of its classification head.
+@dataclass(frozen=True, slots=True)
+class ModelClasses:
+    """The classes of a model, and the data it was trained on."""
 
-    A detector's head has them for every anchor of a cell, and one more for the background.
-    """
-    is_detector = recipe.task == "detection"
-    known = (DETECTOR_HEAD,) if is_detector else CLASSIFIER_HEADS
-    heads = [tensor for name, tensor in tensors.items() if name in known]
-    if len(heads) != 1:
-        raise CheckpointError(
-            "the number of classes cannot be read from this weights file",
-            where=str(path),
-            why=f"it must contain exactly one of {', '.join(known)}",
-        )
-    num_outputs = int(heads[0].shape[0])
-    return num_outputs // recipe.detection.anchors.per_cell[0] - 1 if is_detector else num_outputs
+    names: tuple[str, ...]
+    are_known: bool  # False: a bare weights file, which has no names
+    data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the training and validation sets
+    display_names: tuple[str, ...] = ()  # for people; data may use these too
+
+    def indices(self) -> dict[str, int]:
+        """The class index of each name, and of each display name that is not ambiguous."""
+        counts = Counter(self.display_names)
+        shown = {name: index for index, name in enumerate(self.display_names) if counts[name] == 1}
+        return shown | {name: index for index, name in enumerate(self.names)}

@@ -5,22 +5,19 @@ Training, evaluation and prediction use the same anchors, which match the featur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from reconv.build.datasets import as_detection_dataset
-from reconv.build.network import compile_for, detector_spec, uses_compile
+from reconv.build.data import as_detection_dataset
+from reconv.build.model import compile_for, uses_compile
+from reconv.build.postprocess import build_anchors, build_postprocess_config
 from reconv.core.errors import RecipeError, UsageError
 from reconv.data.dataset import Dataset, class_counts
-from reconv.detection.anchors import generate_anchors
-from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
 from reconv.metrics.coco_eval import require_coco_eval
 from reconv.metrics.custom import check_metrics
-from reconv.models.architecture import SSDOutput
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.schema import Recipe
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy
@@ -142,12 +139,6 @@ def check_metric(recipe: Recipe) -> None:
         require_coco_eval(f"detection.metric: {recipe.detection.metric}")
 
 
-def build_anchors(recipe: Recipe) -> Tensor:
-    """Anchors [num_anchors, 4] cxcywh for the feature maps of the recipe's network."""
-    spec, size, boxes = detector_spec(recipe), recipe.data.preprocess.size, recipe.detection.anchors
-    return generate_anchors(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.aspect_ratios)
-
-
 def build_detection(recipe: Recipe, dataset: Dataset, device: Device) -> DetectionTask:
     """The detection task, evaluated against the annotations of a validation set."""
     section = recipe.detection
@@ -160,22 +151,4 @@ def build_detection(recipe: Recipe, dataset: Dataset, device: Device) -> Detecti
         truth=as_detection_dataset(dataset).annotation,
         metric=section.metric,
         loss_fn=loss_fn,
-    )
-
-
-def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], Detections]:
-    """The post-processing of a detector's outputs, as in evaluation."""
-    anchors, config = build_anchors(recipe).to(device.torch), build_postprocess_config(recipe)
-
-    def detections(outputs: SSDOutput) -> Detections:
-        return postprocess(outputs.box_deltas, outputs.logits, anchors, recipe.detection.anchors.variances, config)
-
-    return detections
-
-
-def build_postprocess_config(recipe: Recipe) -> PostprocessConfig:
-    """Which raw outputs of a detector become detections."""
-    section = recipe.detection
-    return PostprocessConfig(
-        section.score_threshold, section.nms_iou, section.topk_candidates, section.detections_per_image
     )

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from reconv.core.custom_code import code_errors
 from reconv.core.errors import RecipeError, UsageError, one_of
-from reconv.data.dataset import Dataset
-from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.eval_loader import EvalLoader
-from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.readers.dataset_factory import subsample
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
-from reconv.distributed.process_group import ProcessGroup
 from reconv.kernels import dispatch as fused
-from reconv.kernels.fuse import fuse, fuse_max_pools
-from reconv.kernels.jit import compile_process as compiler
-from reconv.kernels.jit.launch import KernelVariant, trace_launches
-from reconv.kernels.trace import trace_kernels
 from reconv.models import build_model, model_spec, supports_zero_gamma
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,
-    activation_bytes_per_image,
     checkpointed_forward,
     choose_stages,
     segment_stages,
 )
-from reconv.models.external import check_image_sizes
-from reconv.models.fastnet import SPECS as WHITENED
-from reconv.models.fastnet import FastNet, whitening_filters
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
 from reconv.models.resnet import SPECS as BACKBONES
 from reconv.models.ssd import SPECS as DETECTORS
-from reconv.models.ssd import SSD, SSDSpec
-from reconv.optim.param_groups import decay_groups
+from reconv.models.ssd import SSDSpec
 from reconv.precision import PrecisionPolicy, build_precision
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.schema import Recipe
 
-NUM_WHITENING_IMAGES = 2000
+if TYPE_CHECKING:
+    from reconv.distributed.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,42 +55,7 @@ def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
 def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0) -> nn.Module:
     """The recipe's network on the default device, initialized from a seed."""
     options = model_options(recipe, num_classes)
-    return build_model(recipe.model.name, seed=seed, image_shape=_image_shape(recipe), **options)
-
-
-def check_model(recipe: Recipe, num_classes: int) -> None:
-    """Refuse a network that cannot be built as the recipe says, without allocating it."""
-    if recipe.task == "detection":
-        detector_spec(recipe).map_sides(recipe.data.preprocess.size)
-    model = build_meta_model(recipe, num_classes)
-    if isinstance(model, SSD) and recipe.task != "detection":
-        raise RecipeError(
-            f"{recipe.model.name} is a detector, and the task is {recipe.task}",
-            where="model.name",
-            then="train a preset with task: detection, for example reconv train ssd-resnet34",
-        )
-    if names_code(recipe.model.name):
-        _check_logits(model, recipe, num_classes)
-    sizes = {recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.size}
-    check_image_sizes(model, recipe.data.preprocess.channels, sizes)
-    decay_groups(model, recipe.optimizer.weight_decay_exclude)
-    build_activation_checkpointing(model, recipe, torch.float32)
-    if recipe.parallel.pipeline_stages > 1:
-        check_splits(model, recipe.parallel.pipeline_splits, recipe.parallel.pipeline_stages, _image_shape(recipe))
-
-
-def _check_logits(model: nn.Module, recipe: Recipe, num_classes: int) -> None:
-    """Refuse a network of the user that does not return logits [n, num_classes] for images of the recipe's size."""
-    name = recipe.model.name
-    with torch.no_grad(), code_errors(f"the forward pass of {name}"):
-        logits = model.eval()(torch.zeros(2, *_image_shape(recipe)))
-    if not isinstance(logits, torch.Tensor) or logits.shape != (2, num_classes):
-        found = f"a tensor {list(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-        raise UsageError(
-            f"{name} returns {found} for images {[2, *_image_shape(recipe)]}",
-            why=f"in evaluation a network returns logits [images, classes], here [2, {num_classes}]",
-            then="use the argument num_classes for the size of its last layer",
-        )
+    return build_model(recipe.model.name, seed=seed, image_shape=image_shape(recipe), **options)
 
 
 def build_activation_checkpointing(
@@ -116,25 +64,14 @@ def build_activation_checkpointing(
     """Which stages are recomputed in the backward pass; None: activations are kept."""
     segments = recipe.memory.checkpoint_segments
     if segments:
-        check_splits(model, segments, len(segments) + 1, _image_shape(recipe), "memory.checkpoint_segments")
-        return segment_stages(model, segments, _image_shape(recipe), dtype)
+        check_splits(model, segments, len(segments) + 1, image_shape(recipe), "memory.checkpoint_segments")
+        return segment_stages(model, segments, image_shape(recipe), dtype)
     if recipe.memory.activation_checkpointing == "off":
         return None
-    return choose_stages(model, recipe.memory.activation_checkpointing, _image_shape(recipe), dtype)
+    return choose_stages(model, recipe.memory.activation_checkpointing, image_shape(recipe), dtype)
 
 
-def memory_estimate(recipe: Recipe, num_classes: int, device: Device) -> tuple[int, int] | None:
-    """Bytes of the activations of one image, and of the weights; None where the activations are unknown."""
-    precision = build_precision(recipe.precision, device.kind)
-    model = build_meta_model(recipe, num_classes)
-    recomputed = build_activation_checkpointing(model, recipe, precision.compute_dtype)
-    plain = activation_bytes_per_image(model, _image_shape(recipe), precision.compute_dtype)
-    if plain is None:
-        return None
-    return recomputed.kept_bytes if recomputed is not None else plain, sum(p.nbytes for p in model.parameters())
-
-
-def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
+def image_shape(recipe: Recipe) -> tuple[int, int, int]:
     """Channels, height and width of the first training images."""
     side = recipe.augment.size or recipe.data.preprocess.size
     return recipe.data.preprocess.channels, side, side
@@ -199,7 +136,13 @@ def compiles_network(recipe: Recipe, num_classes: int, device: Device) -> bool:
     if not (uses_compile(recipe, device) and uses_fused_kernels(recipe, device)):
         return uses_compile(recipe, device)
     with torch.device("meta"):
-        return fuse(build_recipe_model(recipe, num_classes)) == 0
+        return _fuse(build_recipe_model(recipe, num_classes)) == 0
+
+
+def _fuse(model: nn.Module) -> int:
+    from reconv.kernels.fuse import fuse  # inference needs none of it
+
+    return fuse(model)
 
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
@@ -211,13 +154,15 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     model = precision.cast_model(model).to(device.torch)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    has_kernels = uses_fused_kernels(recipe, device) and fuse(model) > 0
+    has_kernels = uses_fused_kernels(recipe, device) and _fuse(model) > 0
     if recipe.engine.fused_kernels == "on" and not has_kernels:
         raise UsageError(
             f"engine.fused_kernels: no layer of {recipe.model.name} has a fused kernel on {device.kind}",
             then="set engine.fused_kernels to auto",
         )
     if uses_max_pool_kernels(recipe, device):
+        from reconv.kernels.fuse import fuse_max_pools
+
         has_kernels = fuse_max_pools(model) > 0
     recomputed = build_activation_checkpointing(model, recipe, precision.compute_dtype)
     forward: Callable[..., Any] = model
@@ -226,56 +171,6 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     elif uses_compile(recipe, device) and not has_kernels:
         forward = compile_for(model, device)
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed, has_kernels)
-
-
-def build_train_preprocess(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPreprocess:
-    """The preprocessing on the device in training: normalize, flip, mix."""
-    return TrainPreprocess(
-        recipe.data.preprocess,
-        recipe.augment,
-        num_classes,
-        network.precision.input_dtype,
-        network.channels_last,
-        uses_fused_kernels(recipe, device),
-    )
-
-
-def compile_ahead(
-    network: Network,
-    preprocess: TrainPreprocess,
-    recipe: Recipe,
-    device: Device,
-    image_sizes: Sequence[int],
-    warn: Callable[[str], None],
-) -> None:
-    """Start compiling the fused kernels of training steps on images of these sizes in the background."""
-    uses_kernels = network.has_kernels or uses_fused_kernels(recipe, device)  # the latter: those of the preprocessing
-    if not (uses_kernels and network.channels_last):
-        compiler.stop_compiler()
-        return
-    from reconv.kernels.jit import compile_ahead as warm
-
-    try:
-        variants = training_kernels(network, preprocess, recipe, image_sizes)
-        warm.compile_ahead(variants, device.torch, warn)
-    except Exception as error:  # it costs time alone
-        warn(f"kernels could not be compiled ahead and are compiled during the first step: {error!r}")
-
-
-def training_kernels(
-    network: Network, preprocess: TrainPreprocess, recipe: Recipe, image_sizes: Sequence[int]
-) -> list[KernelVariant]:
-    """The kernel variants that training steps launch.
-
-    `image_sizes` are those of the run, in order: kernels of the preprocessing depend on them, those of the network not.
-    """
-    images = [(recipe.data.preprocess.channels, size, size) for size in image_sizes]
-    with trace_launches() as preprocessing:
-        for image in images:
-            preprocess.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
-    policy, by_stages = network.precision, network.recomputed is not None
-    of_network = trace_kernels(network.model, images[0], policy.input_dtype, policy.autocast(), by_stages)
-    return [*preprocessing, *of_network]
 
 
 def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGroup) -> CudaGraph | None:
@@ -301,40 +196,6 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
             then="--set engine.cuda_graphs=auto",
         )
     return capture
-
-
-@dataclass(frozen=True, slots=True)
-class FittedWhitening:
-    """Filters for the first layer of a `FastNet`."""
-
-    filters: Tensor
-    num_images: int  # that they were fitted to
-
-    def init(self, network: Network) -> str:
-        """Initialize the network's first layer; returns a note for the log."""
-        assert isinstance(network.model, FastNet)
-        network.model.set_whitening(self.filters)
-        fitted = f"fitted to {self.num_images:,} training images"
-        return f"the first layer whitens image patches, {fitted}, and is not trained"
-
-
-def start_whitening(recipe: Recipe, dataset: Dataset) -> Future[FittedWhitening] | None:
-    """Fit the whitening layer of a network that has one, in a thread: meanwhile the network is built."""
-    if recipe.model.name not in WHITENED:
-        return None
-    thread = ThreadPoolExecutor(1, "whitening")
-    future = thread.submit(_fit_whitening, recipe, dataset)
-    thread.shutdown(wait=False)
-    return future
-
-
-def _fit_whitening(recipe: Recipe, dataset: Dataset) -> FittedWhitening:
-    subset = subsample(dataset, min(100.0, 100 * NUM_WHITENING_IMAGES / len(dataset)))
-    bad_samples = BadSamples(recipe.data.bad_images.limit)  # they are logged when training meets them
-    context = DataContext.on_host()
-    [batch] = EvalLoader(subset, recipe.data.preprocess, len(subset), context, bad_samples=bad_samples)
-    images = EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"]
-    return FittedWhitening(whitening_filters(images), len(subset))
 
 
 def detector_options(recipe: Recipe) -> dict[str, Any]:

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 
 from reconv.core.errors import DataError, ResourceError, UsageError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, LabelError, Split
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.buffers import with_transfer_dtype
+from reconv.data.pipeline.detection import make_detection_pipeline
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
+from reconv.data.pipeline.samples import MakeSamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
+from reconv.data.pipeline.workers.thread_pool import open_workers
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.class_name_files import display_names
 from reconv.data.readers.dataset_factory import open_dataset, subsample
 from reconv.data.readers.detect import detect
+from reconv.data.stage_timing import StageTimes
+from reconv.device import Device
+from reconv.distributed.process_group import ProcessGroup
+from reconv.logging.events import BadImageSkipped
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.data import NEED_NO_PATH
-from reconv.recipe.plan import CacheSize
+from reconv.recipe.plan import CacheSize, Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
 from reconv.storage.object_stores.store import as_url, is_url
@@ -196,3 +212,80 @@ def describe_dropped_boxes(dataset: Dataset, max_boxes: int) -> str:
         f"{int((dropped > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_gt_boxes): "
         f"up to {int(dropped.sum()):,} of {int(counts.sum()):,} boxes are dropped, the last of each image"
     )
+
+
+def build_bad_samples(
+    recipe: Recipe, state: Mapping[str, Any], logger: RunLogger, process_group: ProcessGroup
+) -> BadSamples:
+    """The unreadable images a run tolerates; `state` is the checkpoint it resumes from, or empty."""
+    bad_samples = BadSamples(
+        recipe.data.bad_images.limit,
+        lambda f: logger.log(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
+        all_gather=process_group.all_gather if process_group.world_size > 1 else None,
+    )
+    if bad_samples.tolerated:  # otherwise those of the checkpoint must be readable by now
+        bad_samples.restore(state.get("bad_images", ()))
+    return bad_samples
+
+
+def sample_pipeline_maker(recipe: Recipe) -> MakeSamplePipeline:
+    """What makes the sample pipelines of the recipe's task."""
+    return make_detection_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
+
+
+def build_train_loader(
+    recipe: Recipe,
+    plan: Plan,
+    dataset: Dataset,
+    context: DataContext,
+    bad_samples: BadSamples | None = None,
+    rank: int = 0,
+) -> TrainLoader:
+    return make_train_loader(dataset, recipe, plan, context, rank, bad_samples, sample_pipeline_maker(recipe))
+
+
+def build_eval_loader(
+    recipe: Recipe,
+    dataset: Dataset,
+    device: Device,
+    batch_size: int,
+    num_workers: int = 0,
+    bad_samples: BadSamples | None = None,
+    process_group: ProcessGroup | None = None,
+    context: DataContext | None = None,
+    finished: Collection[int] = (),
+    keeps_decoded: bool = False,
+) -> EvalLoader:
+    """The loader of a validation set; it shares the workers of training if given its `context`.
+
+    The ranks share the batches that are not `finished`. `keeps_decoded`: it is used more than once.
+    """
+    process_group = process_group or ProcessGroup.single()
+    eval_context = DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype))
+    if context is not None:
+        eval_context = replace(eval_context, workers=context.eval_workers or context.workers)
+    return EvalLoader(
+        dataset,
+        recipe.data.preprocess,
+        batch_size,
+        eval_context,
+        num_workers,
+        process_group.rank,
+        process_group.world_size,
+        bad_samples,
+        sample_pipeline_maker(recipe),
+        finished,
+        keeps_decoded,
+    )
+
+
+@contextmanager
+def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: StageTimes) -> Iterator[DataContext]:
+    """The workers and the transfer to the device of one run; closed at the end."""
+    with ExitStack() as stack:
+        workers = stack.enter_context(closing(open_workers(plan.backend, plan.workers)))
+        eval_workers = workers
+        if plan.eval_backend != plan.backend:
+            eval_workers = stack.enter_context(closing(open_workers(plan.eval_backend, plan.workers)))
+        to_device = with_transfer_dtype(device, recipe.data.transfer_dtype)
+        yield DataContext(to_device, workers, stage_times, eval_workers)
