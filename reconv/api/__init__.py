@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reconv.api.run_result import RunResult
     from reconv.api.training import train
+    from reconv.cluster.ray import Ray
     from reconv.exporters.run import ExportResult, export
     from reconv.inference.evaluate_run import evaluate
     from reconv.inference.files import predict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.run_result": ("RunResult",),
     "api.training": ("train",),
+    "cluster.ray": ("Ray",),
     "exporters.run": ("ExportResult", "export"),
     "inference.evaluate_run": ("evaluate",),
     "inference.files": ("predict",),
@@ -55,6 +57,7 @@ __all__ = [
     "Prediction",
     "PredictionList",
     "Predictor",
+    "Ray",
     "RunInfo",
     "RunResult",
     "TrainingRun",

@@ -11,7 +11,8 @@ from typing import Any
 from reconv.api.objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
 from reconv.api.run_result import RunResult
 from reconv.cluster.elastic_config import ElasticConfig
-from reconv.cluster.elastic_run import train_elastic
+from reconv.cluster.elastic_run import train_elastic, train_on_ray
+from reconv.cluster.ray import Ray
 from reconv.core.custom_code import CodeConsent
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import num_local_ranks, planned_world_size, read_launch_env
@@ -59,6 +60,7 @@ def train(
     resume: bool = False,
     device: str = "auto",
     devices: int | None = None,
+    launch: Ray | None = None,
     elastic: str | None = None,
     rendezvous: str | None = None,
     nic: str | None = None,
@@ -81,7 +83,8 @@ def train(
     callbacks are your own as well, all as described in docs/how-to/custom-code.md. Without a recipe `finetune` derives
     the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
     `resume` continues, with the same objects. Where the run that is resumed names an address of its copy that you have
-    not given, `mirror` is that address or `off`. `consent` limits the code that its recipe may name.
+    not given, `mirror` is that address or `off`. `consent` limits the code that its recipe may name. `launch` trains on
+    other machines, as in `launch=reconv.Ray(nodes="1:4")`.
 
     `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
     that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
@@ -103,6 +106,10 @@ def train(
     objects.set_list("callbacks", callbacks)
     path = name_datasets(objects, data)
     world_size = planned_world_size(devices)
+    if launch is not None:
+        if devices is not None or elastic is not None:
+            raise UsageError("launch cannot be combined with devices or elastic", then="Ray(devices_per_node=...)")
+        world_size = launch.limits[1] * launch.devices_per_node
     fields = {
         "epochs": ("length", None if epochs is None else f"{Decimal(repr(epochs)).normalize():f}ep"),
         "batch_size": ("batch.size", batch_size),
@@ -119,7 +126,9 @@ def train(
     keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
     fitted = fit_to_objects(objects, loss, data) if recipe is None else []
     config = _elastic_config(elastic, rendezvous, devices)
-    if on_event is not None and (config is not None or num_local_ranks(devices, read_launch_env()) is not None):
+    if on_event is not None and (
+        config is not None or launch is not None or num_local_ranks(devices, read_launch_env()) is not None
+    ):
         raise UsageError(
             "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
         )
@@ -142,6 +151,8 @@ def train(
         objects=objects.objects,
         return_when_interrupted=in_ipython(),
     )
+    if launch is not None:
+        return RunResult.of(train_on_ray(launch, args))
     if config is not None:
         return RunResult.of(train_elastic(config, run_training, args))
     return RunResult.of(run_on_devices(devices, run_training, args, on_event))

@@ -1,1 +1,1 @@
-"""Several machines: submitted jobs, elastic runs, and checks of hosts.."""
+"""Several machines: submitted jobs, elastic runs, Ray, and checks of hosts."""

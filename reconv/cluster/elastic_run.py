@@ -1,4 +1,4 @@
-"""`reconv train --elastic`: what the agent of a node needs to know about the run that its ranks train."""
+"""What `--elastic` and Ray need to know about the run that their ranks train."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from reconv.build.checks import check_machine_has
 from reconv.checkpoint.run_identity import read_identity
 from reconv.cluster.elastic_config import ElasticConfig
+from reconv.cluster.ray import Ray
 from reconv.core.custom_code import provide
 from reconv.core.errors import ExitCode, ReconvError, UsageError
 from reconv.distributed.environment import read_launch_env
@@ -18,6 +19,7 @@ from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice
+from reconv.trainer.resume import check_out_is_free
 from reconv.trainer.run_finalizer import RunOutcome
 from reconv.trainer.run_setup import RunArgs, check_picklable, resolve_recipe
 
@@ -51,12 +53,7 @@ def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args:
     provide(args.objects)
     check_picklable(args.objects)
     recipe = resolve_recipe(args).recipe
-    if recipe.save.every == "off":
-        raise UsageError(
-            "--elastic needs checkpoints, and save.every is off",
-            why="after every change of the nodes the run would start anew",
-            then="for example --set save.every=1ep",
-        )
+    _check_saves(recipe, "--elastic")
     if config.num_ranks > 1:
         check_machine_has(config.num_ranks, args.device)
     if usable_ranks(recipe, config.max_nodes * config.num_ranks) == 0:
@@ -71,6 +68,33 @@ def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args:
         finished=lambda: RunOutcome(out, read_summary(out), int(ExitCode.OK)),
     )
     return run_elastic(config, work, args.nic)
+
+
+def train_on_ray(launch: Ray, args: RunArgs) -> RunOutcome:
+    """Train on a Ray cluster until the run ends."""
+    if args.out is None:
+        raise UsageError(
+            "launch=Ray(...) needs out", why="all nodes and all rounds use one run directory", then="add out=DIR"
+        )
+    provide(args.objects)
+    resolved = resolve_recipe(args)
+    check_out_is_free(args.out if args.mirror is None else None, args.resume)
+    _check_saves(resolved.recipe, "Ray")
+    # Later rounds continue what an earlier one has saved.
+    args = replace(args, out=args.out.absolute() if args.mirror is None else args.out, resume=True)
+    kind = args.device.partition(":")[0]
+    result = launch.run(args, partial(usable_ranks, resolved.recipe), None if kind == "auto" else kind == "cuda")
+    assert args.out is not None
+    return RunOutcome(args.out, result["summary"], result["exit_code"])
+
+
+def _check_saves(recipe: Recipe, option: str) -> None:
+    if recipe.save.every == "off":
+        raise UsageError(
+            f"{option} needs checkpoints, and save.every is off",
+            why="after every change of the nodes the run would start anew",
+            then="for example --set save.every=1ep",
+        )
 
 
 def usable_ranks(recipe: Recipe, num_ranks: int) -> int:

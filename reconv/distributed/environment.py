@@ -192,7 +192,7 @@ def _torchrun(environment: Mapping[str, str]) -> LaunchEnv | None:
         world_size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
         local_world_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
-        launcher="--elastic" if is_elastic else "--devices" if failure_dir else "torchrun",
+        launcher=_launcher_name(environment),
         master_addr=environment.get("MASTER_ADDR", _LOCALHOST),
         master_port=0 if failure_dir and not environment.get("MASTER_PORT") else _port(environment, "torchrun"),
         restart_count=number(ROUND_VARIABLE) - 1 if is_elastic else _restart_count(environment, number),
@@ -201,6 +201,12 @@ def _torchrun(environment: Mapping[str, str]) -> LaunchEnv | None:
     )
     _check_ranks(launch_env)
     return launch_env
+
+
+def _launcher_name(environment: Mapping[str, str]) -> str:
+    if ROUND_VARIABLE in environment:
+        return "Ray" if "RAY_JOB_ID" in environment else "--elastic"
+    return "--devices" if environment.get(FAILURE_DIR_VARIABLE) else "torchrun"
 
 
 def _restart_count(environment: Mapping[str, str], number: Callable[..., int]) -> int:

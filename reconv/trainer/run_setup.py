@@ -71,8 +71,9 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
 
     provide(args.objects)  # here too, for an evaluation of the run that comes after it
     check_picklable(args.objects)
-    take_run_back(args)
     node = read_node_env()
+    if node is None or node.node_rank == 0:
+        take_run_back(args)
     check_num_devices(num_ranks, args.device, resolve_recipe(args).recipe, 1 if node is None else node.num_nodes)
     if node is None or node.node_rank == 0:  # the others may come when rank 0 has made it
         check_out_is_free(args.out, args.resume)

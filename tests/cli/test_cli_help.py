@@ -60,7 +60,6 @@ def test_all_documented_commands_exist() -> None:
         "status",
         "eval",
         "predict",
-        "inspect",
         "serve",
         "average",
         "recipes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ from fake_slurm import FakeSlurm
 from run_example import write_run
 
 import reconv.cli as cli
+from reconv.distributed.environment import NodeEnv, read_node_env
 
 SLURM = ["submit", "quickstart", "--to", "slurm", "--nodes", "2", "--devices-per-node", "2", "--device", "cpu"]
+TRAINJOB = ["submit", "quickstart", "--to", "trainjob", "--image", "reconv:1.0", "--runs-claim", "runs"]
+SKYPILOT = ["submit", "quickstart", "--to", "skypilot", "--device", "cpu", "--out", "s3://bucket/runs/1"]
 KUBERNETES = ["submit", "quickstart", "--to", "kubernetes", "--image", "reconv:1.0", "--runs-claim", "runs"]
 
 
@@ -106,6 +110,16 @@ def test_a_job_that_slurm_refuses_leaves_no_run_directory(
         ([*SLURM, "--out", "s3://bucket/run"], "--out must be a folder with --to slurm"),
         ([*SLURM, "--secret", "keys"], "--secret cannot be combined with --to slurm"),
         (["submit", "resnet50", *KUBERNETES[2:]], "needs a dataset in the pods"),
+        ([*SLURM, "--nodes", "1:2"], "--nodes 1:2 cannot be combined with --to slurm"),
+        ([*SLURM, "--nodes", "0"], "not a number of machines"),
+        ([*TRAINJOB[:-2]], "the run needs a place"),
+        ([*TRAINJOB, "--spot"], "--spot cannot be combined with --to trainjob"),
+        ([*SKYPILOT, "--out", "runs/1"], "the address of an object store"),
+        ([*SKYPILOT, "--out", "https://host/run"], "a run cannot be kept at"),
+        ([*SKYPILOT, "--accelerators", "H100:8"], "--accelerators H100:1"),
+        ([*SKYPILOT, "--device", "cuda"], "needs --accelerators"),
+        ([*SKYPILOT, "--name", "-"], "not the name of a task"),
+        (["submit", "quickstart", "--to", "ray"], "--to ray needs --out"),
     ],
 )
 def test_what_would_fail_later_is_refused_before_anything_is_submitted(
@@ -128,6 +142,48 @@ def test_manifests_hold_the_users_recipe_and_the_command(tmp_path: Path, capsys:
     assert "reconv train /etc/reconv/my.yaml --out /runs/my --resume --lr 0.05 &" in script
 
 
+def test_a_trainjob_starts_reconv_on_every_node_with_its_volumes(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("extends: quickstart\nseed: 3\n")
+    options = [
+        "--nodes",
+        "2",
+        "--devices-per-node",
+        "4",
+        "--secret",
+        "keys/RECONV_SECRET",
+        "--command",
+        "reconv-$(HOME)",
+    ]
+    assert run("submit", "my.yaml", *TRAINJOB[2:], *options, "--set", "batch.group=8") == 0
+    config, job = yaml.safe_load_all((tmp_path / "my-job.yaml").read_text())
+    assert list(config["data"]) == ["my.yaml"]
+    trainer = job["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+    assert trainer["command"][:5] == ["reconv-$$(HOME)", "train", "/etc/reconv/my.yaml", "--out", "/runs/my"]
+    # Kubernetes replaces $(HOME), but not $$(HOME)
+    assert trainer["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "keys", "key": "RECONV_SECRET"}}
+    patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]} == {"shm", "runs", "recipe"}
+
+
+def test_a_sky_task_names_its_nodes_to_reconv_and_is_recovered_after_a_saved_stop(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("extends: quickstart\nseed: 3\n")
+    options = ["--nodes", "2", "--set", "batch.group=8", "--spot", "--manifest", "task.yaml"]
+    assert run("submit", "my.yaml", *SKYPILOT[2:], *options) == 0
+    task = yaml.safe_load((tmp_path / "task.yaml").read_text())
+    assert task["num_nodes"] == 2
+    assert task["resources"]["use_spot"] is True
+    assert 75 in task["resources"]["job_recovery"]["recover_on_exit_codes"]
+    assert task["file_mounts"] == {"~/reconv-recipe/my.yaml": str(tmp_path / "my.yaml")}
+    variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    script = task["run"].rpartition("reconv train")[0] + "env"
+    shown = subprocess.run(["sh", "-c", script], env={**os.environ, **variables}, capture_output=True, text=True)
+    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if line.startswith("PET_"))
+    assert read_node_env(found) == NodeEnv(1, 2, 1, "10.0.0.1", 29500)
+
+
 def test_submitting_and_listing_import_no_torch(slurm: FakeSlurm) -> None:
     script = """
 import json, sys
@@ -139,5 +195,6 @@ for args in json.loads(sys.argv[1]):
         assert end.code == 0, (args, end.code)
 assert not {"torch", "numpy"} & set(sys.modules)
 """
-    commands = [SLURM, KUBERNETES, ["status", "runs"]]
+    ray = ["submit", "quickstart", "--to", "ray", "--out", "run", "--dry-run"]
+    commands = [SLURM, KUBERNETES, TRAINJOB, SKYPILOT, ray, ["status", "runs"]]
     subprocess.run([sys.executable, "-c", script, json.dumps(commands)], check=True, capture_output=True)

@@ -195,7 +195,7 @@ def test_only_the_pod_of_rank_0_is_probed_where_pods_share_no_volume(tmp_path: P
         ({"run": "https://host/run"}, "cannot be kept at https"),
         ({"run": "s3://"}, "not the address"),
         ({"runs_claim": "runs"}, "--runs-claim cannot be combined"),
-        ({"run": "/runs/x"}, "needs a place for the run"),
+        ({"run": "/runs/x"}, "needs a place"),
         ({"secrets": ("Keys!",)}, "--secret 'Keys!'"),
         ({"cache_size": "much"}, "--cache-size"),
     ],

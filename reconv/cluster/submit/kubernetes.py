@@ -12,12 +12,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from reconv.core.errors import ExitCode, UsageError
 from reconv.storage.object_stores.store import as_url, is_url, local_folder
+
+if TYPE_CHECKING:
+    from reconv.cluster.submit.target import Request, Submitted
 
 RUNS, DATA, RECIPES, CACHE = "/runs", "/data", "/etc/reconv", "/cache"  # where the volumes are in the pods
 WRITABLE_STORES = ("s3", "gs", "az")
@@ -53,7 +56,7 @@ class KubernetesJob:
     memory_per_node: str = "32G"
     shm_size: str = "8G"
     cache_size: str = "50G"  # of data in an object store
-    secrets: Sequence[str] = ()  # whose keys become environment variables
+    secrets: Sequence[str] = ()  # NAME, all of whose keys become environment variables, or NAME/KEY
     service_account: str | None = None
     stop_before_s: int = 300
     recipe_files: Mapping[str, str] = field(default_factory=dict)  # text by file name, in `RECIPES`
@@ -77,7 +80,7 @@ class KubernetesJob:
         """Raise `UsageError` for names that Kubernetes would refuse."""
         names = [("--name", self.name), ("--namespace", self.namespace), ("--runs-claim", self.runs_claim)]
         names += [("--data-claim", self.data_claim), ("--service-account", self.service_account)]
-        names += [("--secret", secret) for secret in self.secrets]
+        names += [("--secret", secret.partition("/")[0]) for secret in self.secrets]
         for option, name in names:
             if name is not None and (_LABEL.fullmatch(name) is None or len(name) > _MAX_NAME):
                 raise UsageError(
@@ -99,7 +102,7 @@ class KubernetesJob:
                 )
         elif self.runs_claim is None:
             raise UsageError(
-                "--to kubernetes needs a place for the run",
+                "the run needs a place",
                 then="add --runs-claim NAME, or --out with an address such as s3://bucket/runs/1",
             )
         elif re.fullmatch(r"/[^\x00-\x1f\x7f]*", self.run) is None:
@@ -118,23 +121,29 @@ def job_name(text: str) -> str:
 def manifests(job: KubernetesJob) -> str:
     """The manifests as YAML; raises `UsageError` for values that cannot be used."""
     job.check()
-    documents = [_config_map(job)] if job.recipe_files else []
+    documents = [config_map(job)] if job.recipe_files else []
     documents += [_service(job), _job(job)]
-    text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
-    return _HEADER.format(name=job.name, nodes=job.nodes, devices=job.devices_per_node, run=job.run) + text
+    return _HEADER.format(name=job.name, nodes=job.nodes, devices=job.devices_per_node, run=job.run) + as_yaml(
+        documents
+    )
 
 
-def _metadata(job: KubernetesJob) -> dict[str, Any]:
+def as_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as YAML, with texts of several lines as they are."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def metadata(job: KubernetesJob) -> dict[str, Any]:
     namespace = {"namespace": job.namespace} if job.namespace is not None else {}
     return {"name": job.name, **namespace, "labels": {"app.kubernetes.io/name": "reconv"}}
 
 
-def _config_map(job: KubernetesJob) -> dict[str, Any]:
+def config_map(job: KubernetesJob) -> dict[str, Any]:
     """The user's own recipe, as it was when the manifests were written."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job),
+        "metadata": metadata(job),
         "immutable": True,
         "data": dict(job.recipe_files),
     }
@@ -145,7 +154,7 @@ def _service(job: KubernetesJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job),
+        "metadata": metadata(job),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -159,7 +168,7 @@ def _job(job: KubernetesJob) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(job),
+        "metadata": metadata(job),
         "spec": {
             "completionMode": "Indexed",
             "completions": job.nodes,
@@ -181,7 +190,7 @@ def _job(job: KubernetesJob) -> dict[str, Any]:
                     "terminationGracePeriodSeconds": job.stop_s,
                     **({"serviceAccountName": job.service_account} if job.service_account is not None else {}),
                     "containers": [_container(job)],
-                    "volumes": [volume for volume, _ in _volumes(job)],
+                    "volumes": [volume for volume, _ in volumes(job)],
                 },
             },
         },
@@ -193,34 +202,56 @@ def _on_exit_codes(action: str, codes: list[int]) -> dict[str, Any]:
 
 
 def _container(job: KubernetesJob) -> dict[str, Any]:
-    gpu = _GPU_RESOURCES.get(job.device.partition(":")[0], "nvidia.com/gpu")
-    limits = {
-        "cpu": str(job.cpus_per_device * job.devices_per_node),
-        "memory": _quantity("--memory-per-node", job.memory_per_node),
-        **({gpu: str(job.devices_per_node)} if gpu is not None else {}),
-    }
     variables = {
         "MASTER_ADDR": f"{job.name}-0.{job.name}",
         "MASTER_PORT": str(_PORT),
         "WORLD_SIZE": str(job.nodes * job.devices_per_node),
         "LOCAL_WORLD_SIZE": str(job.devices_per_node),
     }
-    if _needs_cache(job):
-        variables |= {"RECONV_CACHE": CACHE, "RECONV_CACHE_LIMIT": str(int(_CACHE_FILL * _cache_bytes(job)))}
+    variables |= cache_variables(job)
+    whole = [secret for secret in job.secrets if "/" not in secret]
     return {
         "name": "reconv",
         "image": job.image,
-        # Kubernetes would replace $(NAME) in the user's words, and makes $$ a single one.
-        "command": ["bash", "-c", start_script([word.replace("$", "$$") for word in job.command])],
+        "command": ["bash", "-c", start_script(escaped(job.command))],
         **({"workingDir": RUNS} if job.is_in_store else {}),
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
-        **({"envFrom": [{"secretRef": {"name": name}} for name in job.secrets]} if job.secrets else {}),
+        "env": [*({"name": name, "value": value} for name, value in variables.items()), *secret_variables(job)],
+        **({"envFrom": [{"secretRef": {"name": name}} for name in whole]} if whole else {}),
         "ports": [{"name": "ranks", "containerPort": _PORT}],
-        "resources": {"limits": limits, "requests": dict(limits)},
+        "resources": resources(job),
         "startupProbe": {**_alive_within(job, 1), "periodSeconds": 10, "failureThreshold": 180},
         "livenessProbe": {**_alive_within(job, 15), "periodSeconds": 60, "failureThreshold": 1},
-        "volumeMounts": [mount for _, mount in _volumes(job)],
+        "volumeMounts": [mount for _, mount in volumes(job)],
     }
+
+
+def resources(job: KubernetesJob) -> dict[str, Any]:
+    """The limits and requests of a pod's container."""
+    gpu = _GPU_RESOURCES.get(job.device.partition(":")[0], "nvidia.com/gpu")
+    limits = {
+        "cpu": str(job.cpus_per_device * job.devices_per_node),
+        "memory": _quantity("--memory-per-node", job.memory_per_node),
+        **({gpu: str(job.devices_per_node)} if gpu is not None else {}),
+    }
+    return {"limits": limits, "requests": dict(limits)}
+
+
+def cache_variables(job: KubernetesJob) -> dict[str, str]:
+    """Where data of an object store are kept in a pod, and how much of them."""
+    if not _needs_cache(job):
+        return {}
+    return {"RECONV_CACHE": CACHE, "RECONV_CACHE_LIMIT": str(int(_CACHE_FILL * _cache_bytes(job)))}
+
+
+def secret_variables(job: KubernetesJob) -> list[dict[str, Any]]:
+    """The environment variables of single keys of Secrets, each of the key's name."""
+    pairs = [secret.split("/", 1) for secret in job.secrets if "/" in secret]
+    return [{"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for name, key in pairs]
+
+
+def escaped(command: Sequence[str]) -> list[str]:
+    """A command in which Kubernetes replaces nothing: it reads $(NAME) as a variable, and $$ as a single one."""
+    return [word.replace("$", "$$") for word in command]
 
 
 def _alive_within(job: KubernetesJob, minutes: int) -> dict[str, Any]:
@@ -231,7 +262,7 @@ def _alive_within(job: KubernetesJob, minutes: int) -> dict[str, Any]:
     return {"exec": {"command": ["sh", "-c", test]}, "timeoutSeconds": 10}
 
 
-def _volumes(job: KubernetesJob) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def volumes(job: KubernetesJob) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each volume with its mount."""
     shm: dict[str, Any] = {"medium": "Memory", "sizeLimit": _quantity("--shm-size", job.shm_size)}
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -323,3 +354,92 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+
+
+# The target
+
+POD_OPTIONS = frozenset(
+    (
+        *("image", "namespace", "runs_claim", "data_claim", "shm_size", "cache_size", "secrets", "service_account"),
+        "manifest",
+    )
+)
+
+
+class KubernetesTarget:
+    """Writes the manifests of an indexed Job, for clusters without an operator."""
+
+    options = POD_OPTIONS
+
+    def text(self, request: Request) -> str:
+        """The manifests."""
+        return manifests(job_of(request))
+
+    def submit(self, request: Request) -> Submitted:
+        """Write the manifests to a file for kubectl."""
+        job = job_of(request)
+        return write_manifests(request, job, manifests(job))
+
+
+def write_manifests(request: Request, job: KubernetesJob, text: str) -> Submitted:
+    """Write manifests to the file of --manifest, or to one of the job's name."""
+    from reconv.cluster.submit.target import Submitted
+    from reconv.recipe.plan_text import count
+    from reconv.storage.files import write_atomic
+
+    file = Path(request.options["manifest"] or f"{job.name}-job.yaml")
+    write_atomic(file, text)
+    size = f"{count(request.num_devices, 'device')} of {count(job.nodes, 'pod')}"
+    return Submitted(
+        {"manifest": str(file), "name": job.name, "run": job.run},
+        [
+            f"wrote {file}: {size}, run directory {job.run}",
+            f"  start: {shlex.join(['kubectl', 'apply', '-f', str(file)])}",
+        ],
+    )
+
+
+def job_of(request: Request) -> KubernetesJob:
+    """The job of a request; raises `UsageError` for what its pods would lack."""
+    from reconv.recipe.load.extends import own_files
+    from reconv.recipe.parts.data import NEED_NO_PATH
+
+    options, resolved, words = request.options, request.check(), list(request.train_words)
+    needs_data = resolved.recipe.data.source not in NEED_NO_PATH and options["data"] is None
+    if options["image"] is None:
+        raise UsageError(f"--to {options['target']} needs --image", then="see `reconv submit --help`")
+    if needs_data and options["data_claim"] is not None:
+        words += ["--data", DATA]
+    elif needs_data:
+        raise UsageError(
+            f"{resolved.recipe.name} needs a dataset in the pods",
+            then="add --data-claim NAME, or --data with a path or URL that the pods can read",
+        )
+    files = own_files(request.recipe)
+    if len({file.name for file in files}) < len(files) or len({file.parent for file in files}) > 1:
+        raise UsageError(
+            "the recipe extends files in other folders, which the pods do not have",
+            where=", ".join(map(str, files)),
+            then="put them into one folder, or extend a preset",
+        )
+    name = options["name"] or job_name(resolved.recipe.name)
+    run = options["out"] or f"{RUNS}/{name}"
+    source = f"{RECIPES}/{files[0].name}" if files else request.recipe
+    optional = ("cpus_per_device", "memory_per_node", "shm_size", "cache_size", "service_account")
+    return KubernetesJob(
+        name=name,
+        image=options["image"],
+        nodes=request.num_nodes,
+        devices_per_node=options["devices_per_node"],
+        command=[*request.program(), "train", source, "--out", run, "--resume", *words],
+        run=run,
+        device=options["device"],
+        namespace=options["namespace"],
+        runs_claim=options["runs_claim"],
+        data_claim=options["data_claim"],
+        data=resolved.recipe.data.path,
+        secrets=options["secrets"],
+        stop_before_s=options["stop_before"],
+        recipe_files={file.name: file.read_text(encoding="utf-8") for file in files},
+        **{field: options[field] for field in optional if options[field] is not None},
+    )

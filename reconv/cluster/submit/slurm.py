@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reconv.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from reconv.cluster.submit.target import Request, Submitted
+    from reconv.recipe.load.resolved import Resolved
 
 SCRIPT_NAME = "slurm.sh"  # in the run directory
 JOB_FILE = "job.json"  # there, too
@@ -213,3 +219,107 @@ else
 fi
 exit "$code"
 """
+
+
+class SlurmTarget:
+    """Submits a batch script, which is written to the run directory."""
+
+    options = frozenset(("partition", "account", "time", "sbatch_options", "setup", "resume"))
+
+    def text(self, request: Request) -> str:
+        """The batch script."""
+        run, resolved, words, _, _ = _prepare(request)
+        return batch_script(_slurm_job(request, resolved, run, words))
+
+    def submit(self, request: Request) -> Submitted:
+        """Write the script and hand it to sbatch."""
+        from reconv.cluster.submit import slurm_queue
+        from reconv.cluster.submit.target import Submitted
+        from reconv.logging.run_dir import RunDir
+        from reconv.recipe.plan_text import count
+
+        if not slurm_queue.has_slurm():
+            raise UsageError(
+                "this machine has no Slurm: sbatch is not on the PATH",
+                then="submit from a login node of the cluster, or print the script with --dry-run",
+            )
+        run, resolved, words, plan, note = _prepare(request)
+        batch_script(_slurm_job(request, resolved, run, words))  # raises before a folder is made
+        is_named = request.options["out"] is not None
+        run_dir = RunDir.at(run) if is_named else RunDir.create(Path("runs").absolute(), resolved.recipe.name)
+        run = run_dir.path  # another process may have been faster
+        submitted = slurm_queue.submit_script(run_dir, batch_script(_slurm_job(request, resolved, run, words)))
+        file = run / SCRIPT_NAME
+        log = run_dir.logs / f"slurm-{submitted.job_id}.log"
+        shown = os.path.relpath(run) if run.is_relative_to(Path.cwd()) else str(run)
+        size = f"{count(request.num_devices, 'device')} of {count(request.num_nodes, 'node')}"
+        again = shlex.join(["sbatch", str(file)])
+        return Submitted(
+            {"job_id": submitted.job_id, "run": str(run), "script": str(file), "log": str(log)},
+            [
+                f"submitted job {submitted.job_id}: {plan} on {size}, in {shown}",
+                f"  follow: {shlex.join(['reconv', 'status', shown])}",
+                f"  log:    {shlex.join(['tail', '-F', str(log)])}",
+                f"  stop:   scancel {submitted.job_id} (it saves); to continue: {again}",
+            ],
+            notes=[note] if note else [],
+        )
+
+
+def _prepare(request: Request) -> tuple[Path, Resolved, list[str], str, str]:
+    """The run directory, the recipe, the options of train, what submitting will do, and a note; all are checked."""
+    from reconv.cluster.submit import preflight
+    from reconv.logging.run_dir import RunDir
+    from reconv.storage.object_stores.store import is_url
+
+    options = request.options
+    resolved = request.check()
+    data = preflight.check_data(resolved)
+    words = list(request.train_words)
+    if options["data"] is None and resolved.recipe.data.path is None and data is not None:
+        words += ["--data", str(data)]  # of $DATA_DIR, which the nodes may not have
+    if options["out"] is not None and is_url(options["out"]):
+        raise UsageError(
+            "--out must be a folder with --to slurm",
+            where=options["out"],
+            why="the log and the state of the job are kept there",
+            then="give a folder that all nodes have",
+        )
+    folder = Path(options["out"]).expanduser().absolute() if options["out"] is not None else None
+    if folder is None and options["resume"]:
+        raise UsageError("--resume needs the run directory", then="add --out DIR")
+    run = folder or RunDir.next(Path("runs").absolute(), resolved.recipe.name)
+    plan = preflight.check_run(RunDir(run), options["resume"])
+    return run, resolved, words, plan, preflight.check_writable(run)
+
+
+def _slurm_job(request: Request, resolved: Resolved, run: Path, words: Sequence[str]) -> SlurmJob:
+    from reconv.cluster.submit.target import HERE
+    from reconv.recipe.parts.code import code_references
+    from reconv.recipe.presets import preset_names
+
+    options, program = request.options, request.program(HERE)
+    recipe = request.recipe
+    file = recipe if recipe in preset_names() else str(Path(recipe).expanduser().absolute())
+    # The recipe of the run is then the user's own: its code is what they have submitted.
+    trusts = options["trust_code"] or bool(code_references(resolved.recipe))
+    settings = {"--device": options["device"] if options["device"] != "auto" else None, "--nic": options["nic"]}
+    again = [word for name, value in settings.items() if value is not None for word in (name, value)]
+    return SlurmJob(
+        name=options["name"] or resolved.recipe.name.replace(" ", "-"),
+        run=run,
+        folder=Path.cwd(),
+        nodes=request.num_nodes,
+        devices_per_node=options["devices_per_node"],
+        train=[*program, "train", file, "--out", str(run), "--resume", *words],
+        resume=[*program, "resume", str(run), *again, *(["--trust-code"] if trusts else [])],
+        device=options["device"],
+        partition=options["partition"],
+        account=options["account"],
+        time=options["time"],
+        cpus_per_device=options["cpus_per_device"],
+        memory_per_node=options["memory_per_node"],
+        stop_before_s=options["stop_before"],
+        sbatch_options=options["sbatch_options"],
+        setup=Path(options["setup"]).read_text(encoding="utf-8") if options["setup"] is not None else "",
+    )
