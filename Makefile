@@ -144,8 +144,10 @@ audit: $(BASE) $(AUDIT)/.installed
 	$(AUDIT)/bin/python packaging/audit.py $(BIN)/python
 
 sbom: $(BASE) $(AUDIT)/.installed
-	@mkdir -p dist
-	$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON \
+	@mkdir -p build dist
+	sed "s/^dynamic = .*/version = \"$$($(BIN)/python -c 'import reconv; print(reconv.__version__)')\"/" pyproject.toml \
+		> build/pyproject.toml
+	$(AUDIT)/bin/cyclonedx-py environment --pyproject build/pyproject.toml --output-reproducible --of JSON \
 		-o dist/reconv.cdx.json $(BIN)/python
 	@echo "dist/reconv.cdx.json"
 
