@@ -1,4 +1,7 @@
-"""Optimizers, weight-decay groups and the exponential moving average of weights."""
+"""Optimizers, weight-decay groups and the exponential moving average of weights.
+
+Public are `EMA`, `FusedLAMB`, `FusedLARS` and `FusedRMSpropTF`, for anybody's loop; the other names are the trainer's.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,19 @@ from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD
 from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding
+from reconv.optim.torch_optimizers import EMA, FusedLAMB, FusedLARS, FusedRMSpropTF
 
 __all__ = [
+    "EMA",
     "LAMB",
     "LARS",
     "SGD",
     "AdamW",
     "ClipGrad",
     "DecayGroups",
+    "FusedLAMB",
+    "FusedLARS",
+    "FusedRMSpropTF",
     "HalfPrecisionOptimizer",
     "ModelEma",
     "Optimizer",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.optim.adamw import EXP_AVG, EXP_AVG_SQ, adam_moments
 from reconv.optim.lars import layer_norms
-from reconv.optim.optimizer import BaseOptimizer, copy_if_ok, scaled
+from reconv.optim.optimizer import BaseOptimizer, ParamGroup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 
 
@@ -45,15 +45,22 @@ class LAMB(BaseOptimizer):
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         for group in self.param_groups():
-            moments = adam_moments(group, self._betas)
-            updates = moments.directions(self._epsilon)
-            if group.weight_decay:
-                torch._foreach_add_(updates, group.params, alpha=group.weight_decay)
-                ratios = _trust_ratios(layer_norms(group.params), layer_norms(updates))
-                torch._foreach_mul_(updates, list(ratios.to(updates[0].dtype).unbind()))
-            updates = scaled(updates, group.scale_lr(lr))
-            copy_if_ok(torch._foreach_sub(group.params, updates), group.params, ok)
-            moments.store(group, ok)
+            lamb_update(group, group.scale_lr(lr), ok, betas=self._betas, epsilon=self._epsilon)
+
+
+def lamb_update(
+    group: ParamGroup, lr: float | Tensor, ok: Tensor, *, betas: tuple[float, float], epsilon: float
+) -> None:
+    """Update a group in place; changes nothing if not ok."""
+    moments = adam_moments(group, betas)
+    updates = moments.directions(epsilon)
+    if group.weight_decay:
+        torch._foreach_add_(updates, group.params, alpha=group.weight_decay)
+        ratios = _trust_ratios(layer_norms(group.params), layer_norms(updates))
+        torch._foreach_mul_(updates, list(ratios.to(updates[0].dtype).unbind()))
+    updates = scaled(updates, lr)
+    copy_if_ok(torch._foreach_sub(group.params, updates), group.params, ok)
+    moments.store(group, ok)
 
 
 def _trust_ratios(weight_norms: Tensor, update_norms: Tensor) -> Tensor:

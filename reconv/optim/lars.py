@@ -46,30 +46,54 @@ class LARS(BaseOptimizer):
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         for group in self.param_groups():
-            group_lr = group.scale_lr(lr)
-            grads = self._adapted(group, group_lr) if group.is_decayed else scaled(group.grads, group_lr)
-            # The gradients contain the learning rate and the decay already.
-            sgd_update(
-                group.params,
-                grads,
-                group.state_tensors.get(MOMENTUM, []),
-                1.0,
-                0.0,
+            lars_update(
+                group,
+                group.scale_lr(lr),
                 ok,
                 momentum=self._momentum,
                 nesterov=self._nesterov,
+                trust_coefficient=self._trust_coefficient,
+                epsilon=self._epsilon,
                 implementation=self._implementation,
             )
 
-    def _adapted(self, group: ParamGroup, lr: float | Tensor) -> list[Tensor]:
-        """Gradients plus decay, times lr and the trust ratio of their layer."""
-        params, grads, weight_decay = group.params, group.grads, group.weight_decay
-        weight_norms, grad_norms = layer_norms(params), layer_norms(grads)
-        ratios = self._trust_coefficient * weight_norms
-        ratios = ratios / (grad_norms + weight_decay * weight_norms + self._epsilon)
-        layer_lrs = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
-        decayed = torch._foreach_add(grads, params, alpha=weight_decay)
-        return list(torch._foreach_mul(decayed, list(layer_lrs.to(params[0].dtype).unbind())))
+
+def lars_update(
+    group: ParamGroup,
+    lr: float | Tensor,
+    ok: Tensor,
+    *,
+    momentum: float,
+    nesterov: bool,
+    trust_coefficient: float,
+    epsilon: float,
+    implementation: Implementation,
+) -> None:
+    """Update a group in place; changes nothing if not ok."""
+    grads = _adapted(group, lr, trust_coefficient, epsilon) if group.is_decayed else scaled(group.grads, lr)
+    # The gradients contain the learning rate and the decay already.
+    sgd_update(
+        group.params,
+        grads,
+        group.state_tensors.get(MOMENTUM, []),
+        1.0,
+        0.0,
+        ok,
+        momentum=momentum,
+        nesterov=nesterov,
+        implementation=implementation,
+    )
+
+
+def _adapted(group: ParamGroup, lr: float | Tensor, trust_coefficient: float, epsilon: float) -> list[Tensor]:
+    """Gradients plus decay, times lr and the trust ratio of their layer."""
+    params, grads, weight_decay = group.params, group.grads, group.weight_decay
+    weight_norms, grad_norms = layer_norms(params), layer_norms(grads)
+    ratios = trust_coefficient * weight_norms
+    ratios = ratios / (grad_norms + weight_decay * weight_norms + epsilon)
+    layer_lrs = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
+    decayed = torch._foreach_add(grads, params, alpha=weight_decay)
+    return list(torch._foreach_mul(decayed, list(layer_lrs.to(params[0].dtype).unbind())))
 
 
 def layer_norms(tensors: list[Tensor]) -> Tensor:
