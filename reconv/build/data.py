@@ -20,6 +20,7 @@ from reconv.data.pipeline.buffers import with_transfer_dtype
 from reconv.data.pipeline.detection import make_detection_pipeline
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.row_reader import can_fill_from_files, has_jpeg_files
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
 from reconv.data.pipeline.samples import MakeSamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
@@ -29,6 +30,7 @@ from reconv.data.readers.class_name_files import display_names
 from reconv.data.readers.dataset_factory import open_dataset, subsample
 from reconv.data.readers.detect import detect
 from reconv.data.stage_timing import StageTimes
+from reconv.data.transforms.params import effective_augment
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.events import BadImageSkipped
@@ -231,6 +233,13 @@ def build_bad_samples(
 def sample_pipeline_maker(recipe: Recipe) -> MakeSamplePipeline:
     """What makes the sample pipelines of the recipe's task."""
     return make_detection_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
+
+
+def fills_from_files(recipe: Recipe, dataset: Dataset) -> bool:
+    """Whether the native decoder can crop many training images in one call."""
+    augment = effective_augment(recipe.augment).model_copy(update={"decoder": "native"})
+    is_plain = recipe.task == "classification" and can_fill_from_files(recipe.data.preprocess, augment)
+    return is_plain and has_jpeg_files(dataset)
 
 
 def build_train_loader(

@@ -11,15 +11,13 @@ from typing import Any, Self
 
 from reconv.build.checks import check_model, check_same_data
 from reconv.build.code import import_code
-from reconv.build.data import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.build.data import Datasets, cache_size, data_path, fills_from_files, open_datasets, with_cache
 from reconv.checkpoint.mirror.upload import RunMirror
 from reconv.core.custom_code import provide
 from reconv.core.errors import RecipeError, ResourceError
 from reconv.core.machine import Machine, available_memory_bytes, cores_per_process, has_address_space
 from reconv.core.text import printable
 from reconv.data.decode.native import choose_decoder, native_support
-from reconv.data.pipeline.row_reader import can_fill_from_files, has_jpeg_files
-from reconv.data.transforms.params import effective_augment
 from reconv.device import Device, configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import read_launch_env
@@ -222,14 +220,7 @@ def _plan_facts(
         data_origins=datasets.origins,
         cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
-        fills_from_files=_fills_from_files(recipe, datasets),
+        fills_from_files=fills_from_files(recipe, datasets.train),
         decoder=choose_decoder(recipe.augment.decoder, saved_decoder, process_group.all_gather(native_support())),
         device=device_kind(device),
     )
-
-
-def _fills_from_files(recipe: Recipe, datasets: Datasets) -> bool:
-    """Whether the native decoder can crop many training images in one call."""
-    augment = effective_augment(recipe.augment).model_copy(update={"decoder": "native"})
-    is_plain = recipe.task == "classification" and can_fill_from_files(recipe.data.preprocess, augment)
-    return is_plain and has_jpeg_files(datasets.train)
