@@ -126,10 +126,15 @@ def fuse_max_pools(model: nn.Module) -> int:
 def _fuse(module: nn.Module, in_family: bool) -> int:
     in_family = in_family or isinstance(module, _FAMILIES)
     num_swapped = sum(_fuse(child, in_family) for child in module.children())
-    fused = _fused_class(module, in_family, num_swapped > 0)
+    fused = _fused_class(module, in_family, num_swapped > 0 or _has_fused_norm(module))
     if fused is not None:
         module.__class__ = fused
     return num_swapped + (fused is not None)
+
+
+def _has_fused_norm(module: nn.Module) -> bool:
+    """Whether a norm of a block is fused, as are those that `standalone` has fused before."""
+    return type(module) in _BLOCKS and any(isinstance(layer, FusedBatchNorm2d) for layer in module.modules())
 
 
 def _fuse_dropouts(model: nn.Module) -> int:

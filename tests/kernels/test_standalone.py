@@ -113,6 +113,19 @@ def test_a_fused_network_trains_like_the_plain_one(name: str, launched: list[str
     assert {"batch_norm.normalize", "batch_norm.gradient_sums", "batch_norm.update_running"} <= set(launched)
 
 
+def test_blocks_of_our_networks_are_fused_with_their_stem(launched: list[str]) -> None:
+    """A fused ResNet passes its blocks what only fused blocks take."""
+    plain = network("resnet18")
+    for module in plain.modules():
+        if isinstance(module, nn.BatchNorm2d):  # no activation at a kink, where a last bit decides the gradient
+            nn.init.normal_(module.weight, 1.0, 0.1)
+            nn.init.normal_(module.bias, 0.5, 0.1)
+    report = fuse(plain, inplace=False)
+    assert [row.kind for row in report.fused].count("BasicBlock") == 8
+    assert_like(step(report.model, images(4, 32)), step(plain, images(4, 32)))
+    assert "norm_max_pool.pool" in launched
+
+
 def test_sums_of_a_users_block_are_fused_with_its_norms(launched: list[str]) -> None:
     report = fuse(network("user's"))
     assert [row.computes for row in report.fused if row.kind == "UsersBlock"] == ["residual sum and activation"] * 2

@@ -7,7 +7,7 @@ import copy
 import pytest
 import ranks
 import torch
-from test_public_fuse import images, network
+from test_standalone import images, network
 from torch import Tensor, nn
 
 TOLERANCE = 2e-3
