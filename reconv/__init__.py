@@ -1,7 +1,8 @@
 """Reconv trains the reference convolutional networks from a recipe.
 
-`train`, `load`, `evaluate`, `predict`, `export`, `fuse` and the classes of the API are imported when they are first
-used, so `import reconv` does not import torch.
+Public is what `__all__` lists here and in `reconv.api`, the optimizers that `reconv.optim` calls public, and the errors
+of `reconv.core.errors`; everything else may change without notice. All of it is imported when it is first used, so
+`import reconv` does not import torch.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING
 from reconv.core.version import __version__
 
 if TYPE_CHECKING:
+    from reconv import optim as optim
     from reconv.api import (
         Callback,
+        Checkpointer,
         FuseReport,
+        ImageLoader,
         Predictor,
         Ray,
         RunInfo,
+        build_model,
         evaluate,
         export,
         fuse,
@@ -28,11 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "Checkpointer",
     "FuseReport",
+    "ImageLoader",
     "Predictor",
     "Ray",
     "RunInfo",
     "__version__",
+    "build_model",
     "evaluate",
     "export",
     "fuse",
@@ -45,6 +53,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import an API function when it is first used (PEP 562)."""
+    if name == "optim":
+        from importlib import import_module
+
+        return import_module("reconv.optim")
     if name in __all__:
         from reconv import api
 

@@ -1,4 +1,5 @@
-"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, `fuse`, and their results.
+"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, and their results; for any
+training loop `fuse`, `build_model`, `ImageLoader` and `Checkpointer`.
 
 Each name is imported when it is first used, so that a server loads no trainer and a trainer no exporter.
 """
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reconv.api.run_result import RunResult
     from reconv.api.training import train
+    from reconv.build.image_loader import ImageLoader
+    from reconv.checkpoint.checkpointer import Checkpointer
     from reconv.cluster.ray import Ray
     from reconv.exporters.run import ExportResult, export
     from reconv.inference.evaluate_run import evaluate
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
     from reconv.inference.predictor import Predictor, load
     from reconv.kernels.standalone import FuseReport, fuse, unfuse
+    from reconv.models import build_model
     from reconv.trainer.callbacks.checkpoint_average import AveragedWeights, average
     from reconv.trainer.callbacks.custom import Callback, RunInfo
     from reconv.trainer.dry_run import DryRunResult, dry_run
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.run_result": ("RunResult",),
     "api.training": ("train",),
+    "build.image_loader": ("ImageLoader",),
+    "checkpoint.checkpointer": ("Checkpointer",),
     "cluster.ray": ("Ray",),
     "exporters.run": ("ExportResult", "export"),
     "inference.evaluate_run": ("evaluate",),
@@ -37,6 +43,7 @@ _MODULES = {
     "inference.predictions": ("ClassScore", "DetectedBox", "Prediction", "PredictionList"),
     "inference.predictor": ("Predictor", "load"),
     "kernels.standalone": ("FuseReport", "fuse", "unfuse"),
+    "models": ("build_model",),
     "trainer.callbacks.checkpoint_average": ("AveragedWeights", "average"),
     "trainer.callbacks.custom": ("Callback", "RunInfo"),
     "trainer.dry_run": ("DryRunResult", "dry_run"),
@@ -47,12 +54,14 @@ _MODULE_OF = {name: f"reconv.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "AveragedWeights",
     "Callback",
+    "Checkpointer",
     "ClassScore",
     "DetectedBox",
     "DryRunResult",
     "EvalResult",
     "ExportResult",
     "FuseReport",
+    "ImageLoader",
     "ImageSample",
     "Prediction",
     "PredictionList",
@@ -62,6 +71,7 @@ __all__ = [
     "RunResult",
     "TrainingRun",
     "average",
+    "build_model",
     "dry_run",
     "evaluate",
     "export",

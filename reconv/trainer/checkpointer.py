@@ -38,7 +38,7 @@ _MAX_PACKED_BYTES = 2**16  # of a tensor that is copied to the host together wit
 _NUM_TO_RESUME = 2  # checkpoints that serve to resume; with more in save.keep_last a run wants its history
 
 
-class Checkpointer:
+class RunCheckpointer:
     """Saves checkpoints and deletes those that are no longer kept; `save` is called on all ranks, rank 0 writes."""
 
     def __init__(

@@ -23,7 +23,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.tasks.evaluation import EvaluationStopped
 from reconv.trainer.callbacks.base import TrainerCallback
-from reconv.trainer.checkpointer import Checkpointer
+from reconv.trainer.checkpointer import RunCheckpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.progress import Counters, ProgressLogger
@@ -51,7 +51,7 @@ class Trainer:
     step: TrainStep
     loader: TrainLoader
     evaluator: Evaluator
-    checkpointer: Checkpointer
+    checkpointer: RunCheckpointer
     progress: ProgressLogger
     logger: RunLogger
     clock: RunClock

@@ -65,7 +65,7 @@ from reconv.trainer.callbacks.nan_guard import NanGuard
 from reconv.trainer.callbacks.profiler import StepProfiler, check_profile_range
 from reconv.trainer.callbacks.report_images import ReportImages
 from reconv.trainer.callbacks.unfreeze import UnfreezeBackbone
-from reconv.trainer.checkpointer import Checkpointer
+from reconv.trainer.checkpointer import RunCheckpointer
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.loop import Trainer
@@ -240,7 +240,7 @@ class TrainingRun(PreparedRun):
             step=build_step(graph_capture=graph_capture),
             loader=self._train_loader(bad_samples, context),
             evaluator=Evaluator(self, train_state, eval_loader, bad_samples, graph_capture),
-            checkpointer=Checkpointer(self, train_state, bad_samples, micro_batch_size, writer),
+            checkpointer=RunCheckpointer(self, train_state, bad_samples, micro_batch_size, writer),
             progress=ProgressLogger(self, train_state),
             logger=self.logger,
             clock=self.clock,
