@@ -27,6 +27,7 @@ RUN_PYTHON = {
     "docs/coming-from/ultralytics.md",
     "docs/how-to/custom-code.md",
     "docs/how-to/fuse.md",
+    "docs/how-to/parts.md",
     "docs/how-to/python.md",
     "docs/tutorials/onnxruntime.md",
 }
