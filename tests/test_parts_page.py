@@ -18,7 +18,7 @@ SECTIONS = ("ImageLoader", "optim", "Checkpointer", "build_model")
 
 # A name that leaves these lists breaks programs of others: it needs a line in CHANGELOG.md and a release.
 PUBLIC = {
-    *("Callback", "Checkpointer", "FuseReport", "ImageLoader", "Predictor", "Ray", "RunInfo", "__version__"),
+    *("Callback", "Checkpointer", "FuseReport", "ImageLoader", "Launch", "Predictor", "Ray", "RunInfo", "__version__"),
     *("build_model", "evaluate", "export", "fuse", "load", "predict", "train", "unfuse"),
 }
 API = (PUBLIC - {"__version__"}) | {

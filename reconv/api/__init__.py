@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from reconv.api.training import train
     from reconv.build.image_loader import ImageLoader
     from reconv.checkpoint.checkpointer import Checkpointer
+    from reconv.cluster.launch import Launch
     from reconv.cluster.ray import Ray
     from reconv.exporters.run import ExportResult, export
     from reconv.inference.evaluate_run import evaluate
@@ -35,6 +36,7 @@ _MODULES = {
     "build.image_loader": ("ImageLoader",),
     "checkpoint.checkpointer": ("Checkpointer",),
     "cluster.ray": ("Ray",),
+    "cluster.launch": ("Launch",),
     "exporters.run": ("ExportResult", "export"),
     "inference.evaluate_run": ("evaluate",),
     "inference.files": ("predict",),
@@ -63,6 +65,7 @@ __all__ = [
     "FuseReport",
     "ImageLoader",
     "ImageSample",
+    "Launch",
     "Prediction",
     "PredictionList",
     "Predictor",

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reconv.api.objects import DatasetPair, PythonObjects, fit_to_objects, name_datasets, pair_of
 from reconv.api.run_result import RunResult
-from reconv.cluster.elastic_config import ElasticConfig
-from reconv.cluster.elastic_run import train_elastic, train_on_ray
+from reconv.cluster.launch import Launch
 from reconv.cluster.ray import Ray
-from reconv.core.custom_code import CodeConsent
 from reconv.core.errors import UsageError
-from reconv.distributed.environment import num_local_ranks, planned_world_size, read_launch_env
 from reconv.logging.events import Event
 from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
-from reconv.recipe.units import BatchPerDevice
-from reconv.trainer.run_setup import RunArgs, local_out, run_on_devices
+from reconv.recipe.shortcuts import shortcut_overrides
+from reconv.trainer.options import RunOptions
+from reconv.trainer.run_setup import local_out
 from reconv.trainer.training_run import run_training
 
 _DEFAULT_RECIPE = "finetune"
@@ -32,6 +30,9 @@ _ELSEWHERE = {
     "json": "the result's summary",
     "dry_run": "reconv.api.dry_run",
     "checkpoint": "resume=True",
+    "elastic": "launch=reconv.Launch(elastic='1:4')",
+    "rendezvous": "launch=reconv.Launch(rendezvous='HOST:PORT')",
+    "nic": "launch=reconv.Launch(nic='eth1')",
 }
 
 
@@ -47,6 +48,7 @@ def train(
     lr: float | str | None = None,
     model: Any = None,
     init: str | Path | None = None,
+    resume_from: str | Path | None = None,
     freeze: bool = False,
     seed: int | None = None,
     workers: int | None = None,
@@ -60,19 +62,15 @@ def train(
     resume: bool = False,
     device: str = "auto",
     devices: int | None = None,
-    launch: Ray | None = None,
-    elastic: str | None = None,
-    rendezvous: str | None = None,
-    nic: str | None = None,
+    launch: Launch | Ray | None = None,
     console: str | None = None,
     on_event: Callable[[Event], None] | None = None,
     runs: str | Path = "runs",
-    command: Sequence[str] = (),
     stop_after: str | None = None,
+    on_divergence: str | None = None,
     profile: tuple[int, int] | None = None,
     trust_code: bool = False,
     mirror: str | None = None,
-    consent: CodeConsent | None = None,
     **unknown: Any,
 ) -> RunResult:
     """Train a recipe, a preset's name or a YAML file, and return its run directory, summary and model.
@@ -83,8 +81,8 @@ def train(
     callbacks are your own as well, all as described in docs/how-to/custom-code.md. Without a recipe `finetune` derives
     the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
     `resume` continues, with the same objects. Where the run that is resumed names an address of its copy that you have
-    not given, `mirror` is that address or `off`. `consent` limits the code that its recipe may name. `launch` trains on
-    other machines, as in `launch=reconv.Ray(nodes="1:4")`.
+    not given, `mirror` is that address or `off`. `devices` is short for `launch=Launch(devices=...)`; `launch` also
+    starts elastic runs, and runs on other machines, as in `launch=reconv.Ray(nodes="1:4")`.
 
     `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
     that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
@@ -105,65 +103,55 @@ def train(
     objects.set_list("metrics", metrics)
     objects.set_list("callbacks", callbacks)
     path = name_datasets(objects, data)
-    world_size = planned_world_size(devices)
-    if launch is not None:
-        if devices is not None or elastic is not None:
-            raise UsageError("launch cannot be combined with devices or elastic", then="Ray(devices_per_node=...)")
-        world_size = launch.limits[1] * launch.devices_per_node
-    fields = {
-        "epochs": ("length", None if epochs is None else f"{Decimal(repr(epochs)).normalize():f}ep"),
-        "batch_size": ("batch.size", batch_size),
-        "batch_per_device": ("batch.size", batch_per_device and BatchPerDevice(batch_per_device, world_size)),
-        "lr": ("schedule.lr", lr),
-        "workers": ("data.num_workers", workers),
-        "seed": ("seed", seed),
-        "init": ("model.init", init),
-        "freeze": ("model.freeze_backbone", freeze or None),
-        "profile": ("profile", None if profile is None else list(profile)),
+    launch = _launch_of(devices, launch)
+    shortcuts = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "batch_per_device": batch_per_device,
+        "lr": lr,
+        "workers": workers,
+        "seed": seed,
+        "init": init,
+        "resume_from": resume_from,
+        "freeze": freeze,
+        "profile": profile,
+        "on_divergence": on_divergence,
     }
-    if batch_size is not None and batch_per_device is not None:
-        raise UsageError("batch_size and batch_per_device cannot be combined", then="use one of them")
-    keywords = [(field, value, f"train({name}=...)") for name, (field, value) in fields.items() if value is not None]
+    keywords = shortcut_overrides(shortcuts, launch.num_ranks, "keyword")
     fitted = fit_to_objects(objects, loss, data) if recipe is None else []
-    config = _elastic_config(elastic, rendezvous, devices)
-    if on_event is not None and (
-        config is not None or launch is not None or num_local_ranks(devices, read_launch_env()) is not None
-    ):
-        raise UsageError(
-            "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
-        )
-    out, url = local_out(out, runs, mirror)
-    args = RunArgs(
+    options = RunOptions(
         recipe=_DEFAULT_RECIPE if recipe is None else str(recipe),
         overrides=(*fitted, *objects.overrides, *keywords, *_as_overrides(overrides)),
         data=path,
-        out=out,
-        mirror=url,
         resume=resume,
         runs=Path(runs),
         device=device,
-        nic=nic,
         console="auto" if console is None and in_ipython() else console,
-        command=tuple(command),
         stop_after=stop_after,
         trust_code=trust_code,
-        consent=consent,
         objects=objects.objects,
         return_when_interrupted=in_ipython(),
     )
-    if launch is not None:
-        return RunResult.of(train_on_ray(launch, args))
-    if config is not None:
-        return RunResult.of(train_elastic(config, run_training, args))
-    return RunResult.of(run_on_devices(devices, run_training, args, on_event))
+    return start(options, launch, out=out, mirror=mirror, on_event=on_event)
 
 
-def _elastic_config(elastic: str | None, rendezvous: str | None, devices: int | None) -> ElasticConfig | None:
-    if elastic is None:
-        if rendezvous is not None:
-            raise UsageError("--rendezvous is for elastic runs", then="add --elastic MIN:MAX, as in --elastic 1:4")
-        return None
-    return ElasticConfig.parse(elastic, rendezvous, devices or 1)
+def start(
+    options: RunOptions,
+    launch: Launch | Ray,
+    *,
+    out: str | Path | None = None,
+    mirror: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> RunResult:
+    """Train with these options; `out` is the run directory or the address of its copy, `mirror` as for `train`."""
+    folder, url = local_out(out, options.runs, mirror)
+    return RunResult.of(launch.start(run_training, replace(options, out=folder, mirror=url), on_event))
+
+
+def _launch_of(devices: int | None, launch: Launch | Ray | None) -> Launch | Ray:
+    if devices is not None and launch is not None:
+        raise UsageError("devices and launch cannot be combined", then=f"use launch=Launch(devices={devices})")
+    return launch or Launch(devices)
 
 
 def in_ipython() -> bool:

@@ -17,8 +17,8 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare_run import PreparedRun, prepare_run
-from reconv.trainer.run_setup import RunArgs
 
 Input = Literal["device", "host", "real"]
 LogFunction = Callable[[str], None]
@@ -42,16 +42,16 @@ def bench_args(
     overrides: Sequence[Override] = (),
     device: str = "auto",
     nic: str | None = None,
-) -> RunArgs:
+) -> RunOptions:
     """The arguments of a run on real data, or on synthetic images generated once on the device or anew on the host."""
     overrides = [*overrides, ("loggers", [], "bench")]
     if input != "real":
         overrides += _synthetic_data(load(recipe, overrides).recipe, _SYNTHETIC_SOURCES[input])
-    return RunArgs(recipe, tuple(overrides), data if input == "real" else None, device=device, nic=nic)
+    return RunOptions(recipe, tuple(overrides), data if input == "real" else None, device=device, nic=nic)
 
 
 @contextmanager
-def open_bench_run(args: RunArgs) -> Iterator[PreparedRun]:
+def open_bench_run(args: RunOptions) -> Iterator[PreparedRun]:
     """Set up a run without a run directory; only the training set is opened."""
     with prepare_run(args, _open_train_set) as run:
         run = replace(run, plan=replace(run.plan, freeze_steps=0))  # measured with all parameters trained

@@ -20,8 +20,9 @@ from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, process_age_s
 from reconv.distributed.environment import read_launch_env
 from reconv.recipe.loader import Override, load
+from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare_run import PreparedRun
-from reconv.trainer.run_setup import RunArgs, run_on_devices
+from reconv.trainer.run_setup import run_on_devices
 
 
 def bench_train(
@@ -65,7 +66,7 @@ def _check_can_measure(
 
 
 def _bench(
-    args: RunArgs, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: LogFunction
+    args: RunOptions, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: LogFunction
 ) -> dict[str, Any]:
     with open_bench_run(args) as run:
         return _measure(run, input, config, baselines, log if run.process_group.is_rank0 else no_log)

@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from reconv.cli.options import Override, emit_json, print_line
+from reconv.cli.options import emit_json, print_line
 from reconv.cli.start_up import import_torch, pause_gc
 from reconv.distributed.environment import read_launch_env
 
 if TYPE_CHECKING:
+    from reconv.cluster.launch import Launch
     from reconv.logging.events import Event
     from reconv.trainer.dry_run import DryRunResult
+    from reconv.trainer.options import RunOptions
 
 
-@dataclass(frozen=True, slots=True)
-class TrainArgs:
-    """The options that a run and a dry run have in common."""
-
-    recipe: str
-    data: str | None
-    overrides: Sequence[Override]
-    device: str
-    devices: int | None
-    nic: str | None
-    quiet: bool
-    json_file: str | None
-    trust_code: bool
-
-
-def print_dry_run(args: TrainArgs, steps: int | None) -> int:
+def print_dry_run(options: RunOptions, launch: Launch, steps: int | None, json_file: str | None) -> int:
     """Make a dry run, without `steps` only compile, and print its result; returns the exit code."""
     with pause_gc():
         import_torch()
         from reconv.api import dry_run
 
     result = dry_run(
-        args.recipe,
+        options.recipe,
         steps=steps,
-        data=args.data,
-        overrides=args.overrides,
-        device=args.device,
-        devices=args.devices,
-        nic=args.nic,
-        trust_code=args.trust_code,
-        on_event=None if args.quiet or args.json_file is not None else _print_event,
+        data=options.data,
+        overrides=options.overrides,
+        device=options.device,
+        devices=launch.devices,
+        nic=launch.nic,
+        trust_code=options.trust_code,
+        on_event=_print_event if options.console == "auto" and json_file is None else None,
     )
     if read_launch_env().rank > 0:
         return 0
-    if args.json_file is not None:
-        emit_json(asdict(result), args.json_file)
+    if json_file is not None:
+        emit_json(asdict(result), json_file)
     else:
         for line in dry_run_lines(result, compile_only=steps is None):
             print_line(line)

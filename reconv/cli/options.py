@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from reconv.core.errors import PipeClosedError, ResourceError, UsageError
 from reconv.core.text import printable
+from reconv.recipe.shortcuts import SHORTCUTS, Shortcut
 
 if TYPE_CHECKING:
     from reconv.core.custom_code import CodeSource, TrustCode
@@ -82,11 +83,6 @@ stop_after_option = click.option(
     "--stop-after",
     metavar="100step|3h",
     help="Save and end after these steps or epochs (2ep) of this command, or this time; the schedule stays.",
-)
-divergence_option = click.option(
-    "--on-divergence",
-    type=click.Choice(["warn", "stop", "rewind", "ignore"]),
-    help="When the loss rises above its start or a metric collapses; rewind: back to the best, with a smaller rate.",
 )
 trust_option = click.option(
     "--trust-code", is_flag=True, help="Import the code that the recipe of a run names, without asking."
@@ -165,19 +161,31 @@ def parse_settings(settings: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def batch_override(size: int | None, per_device: int | None, devices: int) -> Override:
-    """The override of the global batch size; its value is None where neither option was given."""
-    if size is not None and per_device is not None:
-        raise UsageError(
-            "--batch-size and --batch-per-device cannot be combined",
-            why=f"{per_device} per device x {devices} = {per_device * devices}, against {size}",
-            then="use one of them",
-        )
-    if per_device is not None:
-        from reconv.recipe.units import BatchPerDevice
+def shortcut_options(*names: str, **helps: str) -> Callable[[CommandFunction], CommandFunction]:
+    """The options of some shortcuts of recipe fields, in this order; `helps` replace help of the table."""
 
-        return "batch.size", BatchPerDevice(per_device, devices), "--batch-per-device"
-    return "batch.size", size, "--batch-size"
+    def add(command: CommandFunction) -> CommandFunction:
+        for name in reversed(names):
+            command = _shortcut_option(SHORTCUTS[name], helps.get(name))(command)
+        return command
+
+    return add
+
+
+def _shortcut_option(shortcut: Shortcut, help_text: str | None) -> Callable[[CommandFunction], CommandFunction]:
+    kind: Any = click.Choice(shortcut.choices) if shortcut.choices else None
+    if shortcut.type is int:
+        kind = click.IntRange(min=shortcut.least)
+    elif shortcut.type is float:
+        kind = click.FloatRange(min=shortcut.least, min_open=True)
+    return click.option(
+        shortcut.option,
+        metavar=shortcut.metavar,
+        type=kind,
+        is_flag=shortcut.type is bool,
+        shell_complete=complete_models if shortcut.name == "model" else None,
+        help=help_text or shortcut.help,
+    )
 
 
 def check_run(run: str) -> None:

@@ -19,12 +19,13 @@ from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice
+from reconv.trainer.options import RunOptions
 from reconv.trainer.resume import check_out_is_free
 from reconv.trainer.run_finalizer import RunOutcome
-from reconv.trainer.run_setup import RunArgs, check_picklable, resolve_recipe
+from reconv.trainer.run_setup import check_picklable, resolve_recipe
 
 
-def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args: RunArgs) -> RunOutcome:
+def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args: RunOptions) -> RunOutcome:
     """Call `train(args, None)` in the ranks of this node, with whatever other nodes there are, until the run ends."""
     from reconv.cluster.elastic import ElasticWork, run_elastic  # imports torch's launcher
 
@@ -70,7 +71,7 @@ def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args:
     return run_elastic(config, work, args.nic)
 
 
-def train_on_ray(launch: Ray, args: RunArgs) -> RunOutcome:
+def train_on_ray(launch: Ray, args: RunOptions) -> RunOutcome:
     """Train on a Ray cluster until the run ends."""
     if args.out is None:
         raise UsageError(

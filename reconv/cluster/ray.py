@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reconv.core.errors import ExitCode, RankLostError, ReconvError, RemoteRankError, TerminatedError, UsageError
 from reconv.core.stop_signals import handled_stop_signals
@@ -35,6 +35,10 @@ from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.nic import interface_addresses
 from reconv.distributed.rank_store import new_secret
 from reconv.recipe.plan_text import count
+
+if TYPE_CHECKING:
+    from reconv.trainer.options import RunOptions
+    from reconv.trainer.run_finalizer import RunOutcome
 
 _POLL_S = 0.2
 _NODES_S = 2.0  # between two looks at the nodes of the cluster
@@ -60,6 +64,7 @@ class Ray:
     devices_per_node: int = 1
     cpus_per_device: int = 1  # that Ray reserves
     address: str | None = None  # of the cluster; None: $RAY_ADDRESS, or the cluster of this machine
+    nic: str | None = None  # the network interface between nodes
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -69,8 +74,23 @@ class Ray:
             raise UsageError(f"nodes is {self.nodes!r}", then="use a number or a range, as in '1:4'")
         return int(least), int(most or least)
 
+    @property
+    def num_ranks(self) -> int:
+        """The largest number of ranks."""
+        return self.limits[1] * self.devices_per_node
+
+    def start(self, train: Any, options: RunOptions, on_event: Any = None) -> RunOutcome:
+        """Train until the run ends, as `Launch.start`; the actors import what they call themselves."""
+        from reconv.cluster.elastic_run import train_on_ray
+
+        if on_event is not None:
+            raise UsageError(
+                "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
+            )
+        return train_on_ray(self, replace(options, nic=self.nic))
+
     def run(self, args: Any, usable: Callable[[int], int], needs_gpu: bool | None) -> Mapping[str, Any]:
-        """Train as `args` (a `RunArgs`) say until the run ends. Returns rank 0's `RunResult` as plain data.
+        """Train as `args` (`RunOptions`) say until the run ends. Returns rank 0's `RunResult` as plain data.
 
         `usable` is how many of so many ranks can share the global batch. `needs_gpu`: None if GPUs are used where a
         node has some. Raises the error of a rank.

@@ -21,7 +21,7 @@ from reconv.migrate.wrappers import unwrap
 
 
 @dataclass(slots=True)
-class Launch:
+class ProgramLaunch:
     """How a program was started."""
 
     num_processes: int = 1
@@ -106,7 +106,7 @@ _PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|\$\{?PYTHON\}?|\$\{?\w*PYTHON\w*
 _PYTHON_VALUE = ("-W", "-X", "-c")
 
 
-def strip_launchers(words: Sequence[str], launch: Launch) -> list[str]:
+def strip_launchers(words: Sequence[str], launch: ProgramLaunch) -> list[str]:
     """The words of the program that a command starts; what started it is added to `launch`."""
     queue = list(words)
     while queue:
@@ -145,7 +145,7 @@ def _only_command(text: str) -> list[str]:
     return commands[0].words
 
 
-def _strip_python(words: list[str], launch: Launch) -> list[str]:
+def _strip_python(words: list[str], launch: ProgramLaunch) -> list[str]:
     """The words after the interpreter and its own options; `-m MODULE` becomes MODULE.py."""
     taken, rest = [words[0]], words[1:]
     while rest and rest[0].startswith("-") and not rest[0].startswith("--"):
@@ -167,7 +167,7 @@ def _strip_python(words: list[str], launch: Launch) -> list[str]:
     return rest
 
 
-def _strip_launcher(launcher: Launcher, words: Sequence[str], launch: Launch) -> list[str]:
+def _strip_launcher(launcher: Launcher, words: Sequence[str], launch: ProgramLaunch) -> list[str]:
     parser = FlagParser(launcher.name, launcher.flags, "exact" if launcher.is_exact else "argparse")
     words, hosts = _join_hosts(words) if launcher.name == "poprun" else (list(words), [])
     parsed = parser.parse(words, stops=True)

@@ -20,7 +20,7 @@ from reconv.migrate.containers import Container
 from reconv.migrate.data_preparation import data_command, is_data_script, shell_row
 from reconv.migrate.environment_variables import variable_row
 from reconv.migrate.flags import ParsedWords
-from reconv.migrate.launchers import LAUNCHERS, Launch, launcher_rows, strip_launchers
+from reconv.migrate.launchers import LAUNCHERS, ProgramLaunch, launcher_rows, strip_launchers
 from reconv.migrate.programs import UnknownProgramError, find_by_flags, find_program, program_named, related_program
 from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.nvidia_launch import script_command
@@ -53,7 +53,7 @@ class Migration:
 
     text: str
     program: Program | None = None
-    launch: Launch = field(default_factory=Launch)
+    launch: ProgramLaunch = field(default_factory=ProgramLaunch)
     rows: list[Row] = field(default_factory=list)
     configured: list[Row] = field(default_factory=list)  # values of a configuration that the command names
     settings: dict[str, Setting] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def _add_or_skip(
             raise
         result.skipped = result.skipped or error
         del result.rows[num_rows:], result.to_fill[num_to_fill:]
-        result.launch = Launch()
+        result.launch = ProgramLaunch()
         shown = shorten(" ".join(command.words))
         result.rows.append(Row("shell", shown, "no effect", "is no program that can be migrated: it is not read"))
         return False
@@ -260,7 +260,7 @@ def _add_program(result: Migration, words: Sequence[str], name: str | None) -> N
         result.rows.append(Row("script", script, "derived", f"what it runs: {' '.join(inner)}"))
         result.rows += [Row(file, word, "derived", "--out, the folder of results") for word in rest[1:2]]
         result.rows += [Row(file, word, "derived", "a flag of the program it runs") for word in rest[2:]]
-        inner_launch = Launch()
+        inner_launch = ProgramLaunch()
         program_words = strip_launchers(inner, inner_launch)
         result.launch.num_processes = inner_launch.num_processes
         program, _ = find_program(program_words[0], program_words[1:])

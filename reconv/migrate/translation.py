@@ -9,18 +9,14 @@ from typing import Any, Literal
 
 from reconv.migrate.flags import Flag, Typed
 from reconv.recipe.load.identity import may_change
+from reconv.recipe.shortcuts import SHORTCUTS
 
 Status = Literal["same", "renamed", "derived", "no effect", "not supported"]
-# Options of `reconv train` that set a field; `{}` is the value, epochs without their unit.
+# Options of `reconv train` that set a field to their value, or to so many epochs.
 SHORT_OPTIONS = {
-    "length": "--epochs",
-    "batch.size": "--batch-size",
-    "schedule.lr": "--lr",
-    "data.num_workers": "--workers",
-    "seed": "--seed",
-    "model.name": "--model",
-    "model.init": "--init",
-    "model.resume_from": "--resume-from",
+    shortcut.field: shortcut.option
+    for shortcut in SHORTCUTS.values()
+    if shortcut.name == "epochs" or (shortcut.parse is None and shortcut.type is not bool)
 }
 OVERRULED = "other flags of the command decide"
 _SPEED_AND_LOGS = ("engine.", "parallel.", "memory.", "evaluate.", "log.", "save.", "expect")

@@ -24,7 +24,8 @@ from reconv.recipe.loader import Override
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe
 from reconv.storage.temporary_folder import temporary_folder
-from reconv.trainer.run_setup import RunArgs, run_on_devices
+from reconv.trainer.options import RunOptions
+from reconv.trainer.run_setup import run_on_devices
 from reconv.trainer.training_run import TrainingRun
 
 COMPILE_STEPS = 2  # the first compiles; the second runs with the optimizer state allocated
@@ -79,11 +80,11 @@ def dry_run(
 
     With several `devices`, `on_event` must be importable.
     """
-    args = RunArgs(str(recipe), (*overrides, *_OVERRIDES), data, device=device, nic=nic, trust_code=trust_code)
+    args = RunOptions(str(recipe), (*overrides, *_OVERRIDES), data, device=device, nic=nic, trust_code=trust_code)
     return run_on_devices(devices, _dry_run, args, steps, on_event)
 
 
-def _dry_run(args: RunArgs, steps: int | None, on_event: Callable[[Event], None] | None) -> DryRunResult:
+def _dry_run(args: RunOptions, steps: int | None, on_event: Callable[[Event], None] | None) -> DryRunResult:
     start_s = time.time()
     events: list[Event] = []
 

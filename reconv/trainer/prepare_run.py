@@ -33,6 +33,7 @@ from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import check_worker_memory
 from reconv.trainer.imported_state import import_state
+from reconv.trainer.options import RunOptions
 from reconv.trainer.resume import (
     ExistingRun,
     RestorePoint,
@@ -41,7 +42,7 @@ from reconv.trainer.resume import (
     open_existing,
     with_durations_of_run,
 )
-from reconv.trainer.run_setup import RunArgs, check_code_of_rank0, resolve_recipe
+from reconv.trainer.run_setup import check_code_of_rank0, resolve_recipe
 
 _MIN_ADDRESS_SPACE = 8 << 20  # bytes: the stack of one thread
 
@@ -75,7 +76,7 @@ def open_cached_datasets(recipe: Recipe, process_group: ProcessGroup) -> Dataset
 
 @contextmanager
 def prepare_run(
-    args: RunArgs, open_data: Callable[[Recipe, ProcessGroup], Datasets] = open_cached_datasets
+    args: RunOptions, open_data: Callable[[Recipe, ProcessGroup], Datasets] = open_cached_datasets
 ) -> Iterator[PreparedRun]:
     """Join the process group, open data and device and make the plan; nothing is written."""
     launch_env = read_launch_env()
@@ -158,7 +159,7 @@ def _check_address_space() -> None:
         )
 
 
-def _open_mirror(args: RunArgs, process_group: ProcessGroup, stack: ExitStack) -> RunMirror | None:
+def _open_mirror(args: RunOptions, process_group: ProcessGroup, stack: ExitStack) -> RunMirror | None:
     """The copy of the run in an object store, on rank 0; what it has of the run is there afterwards."""
     opened: list[RunMirror] = []
 
@@ -174,7 +175,7 @@ def _open_mirror(args: RunArgs, process_group: ProcessGroup, stack: ExitStack) -
 
 
 def _open_existing(
-    args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
+    args: RunOptions, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
 ) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
     """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
     process_group.set_phase("opening the run directory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -16,7 +16,7 @@ from reconv.build.data import check_data_is_read, with_data_path
 from reconv.build.derived_recipe import HeadMeasurement, load_derived
 from reconv.build.init_weights import check_weights_readable
 from reconv.checkpoint.mirror.download import NO_MIRROR, check_mirror_address, download_run, read_mirror_url
-from reconv.core.custom_code import CodeConsent, is_import_path, is_provided, provide, require_trust
+from reconv.core.custom_code import is_import_path, is_provided, provide, require_trust
 from reconv.core.errors import ReconvError, UsageError
 from reconv.distributed.environment import SECRET_VARIABLE, num_local_ranks, read_launch_env, read_node_env
 from reconv.distributed.process_group import ProcessGroup
@@ -26,40 +26,17 @@ from reconv.logging.exporters import require_packages
 from reconv.logging.run_dir import RunDir
 from reconv.models import option_names
 from reconv.recipe.load.resolved import Resolved, fit_to_model
-from reconv.recipe.loader import Override, load
+from reconv.recipe.loader import load
 from reconv.recipe.parts.code import code_references
 from reconv.recipe.schema import Recipe
 from reconv.storage.object_stores.store import as_url, is_url, local_folder, open_object_store
+from reconv.trainer.options import RunOptions
 from reconv.trainer.resume import check_out_is_free, find_run, read_data_path
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class RunArgs:
-    """The arguments of a run, as they were given; other processes get them pickled."""
-
-    recipe: str  # a preset's name or a YAML file
-    overrides: Sequence[Override] = ()
-    data: str | Path | None = None
-    out: Path | None = None
-    resume: bool = False
-    runs: Path = Path("runs")
-    device: str = "auto"
-    nic: str | None = None
-    console: str | None = None
-    command: Sequence[str] = ()
-    stop_after: str | None = None  # as in 100step or 3h
-    trust_code: bool = (
-        False  # that a teacher or initial weights name; what the recipe names is imported without a question
-    )
-    objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
-    consent: CodeConsent | None = None  # to the code of the recipe, where that is a saved one; None: it is the user's
-    mirror: str | None = None  # the address of a copy of the run in an object store
-    return_when_interrupted: bool = False  # after Ctrl-C and a save, return the result instead of raising
-
-
-def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArgs, *more: Any) -> T:
+def run_on_devices(devices: int | None, function: Callable[..., T], args: RunOptions, *more: Any) -> T:
     """Call `function(args, *more)` here or, with several devices, in one process per device; returns rank 0's result.
 
     For several processes the function must be importable, and its arguments and result must be picklable.
@@ -80,7 +57,7 @@ def run_on_devices(devices: int | None, function: Callable[..., T], args: RunArg
     return launch(num_ranks, function, args, *more)
 
 
-def take_run_back(args: RunArgs) -> None:
+def take_run_back(args: RunOptions) -> None:
     """Download the run to resume from its copy in an object store, if that is newer."""
     if args.mirror is not None and args.resume and args.out is not None:
         download_run(open_object_store(args.mirror), RunDir(args.out), lambda text: None)
@@ -117,7 +94,7 @@ def check_picklable(objects: Mapping[str, Any]) -> None:
             ) from error
 
 
-def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
+def resolve_recipe(args: RunOptions, *, measures_head: bool = False) -> Resolved:
     """The recipe with its overrides and the path of its data; checks that the packages and weights it needs exist.
 
     Without `measures_head` a derived learning rate does not depend on the features of the initial weights, which takes
@@ -153,7 +130,7 @@ def resolve_recipe(args: RunArgs, *, measures_head: bool = False) -> Resolved:
     return replace(resolved, recipe=recipe)
 
 
-def _check_addresses(args: RunArgs, recipe: Recipe, overridden: Sequence[str]) -> None:
+def _check_addresses(args: RunOptions, recipe: Recipe, overridden: Sequence[str]) -> None:
     """Note the addresses that the user gives, in options or a recipe; those of a saved recipe must be among them."""
     is_saved = args.consent is not None
     remember_addresses(recipe, overridden if is_saved else None)
@@ -169,7 +146,7 @@ def print_early(mode: str | None, text: str) -> None:
         console.close()
 
 
-def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunArgs) -> None:
+def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunOptions) -> None:
     """Refuse code that a rank 0 without a proof of its identity names, unless this rank's own recipe names it too."""
     if process_group.is_authenticated or process_group.is_rank0:
         return
@@ -189,7 +166,7 @@ def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunAr
         )
 
 
-def _named_code(recipe: Recipe, args: RunArgs) -> set[str]:
+def _named_code(recipe: Recipe, args: RunOptions) -> set[str]:
     """What a recipe would import, the folders it would be found in, and whose saved recipe may name more."""
     paths = [path for _, path in code_references(recipe) if not is_provided(path)]
     folders = recipe.code_path if paths else ()

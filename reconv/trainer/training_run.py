@@ -70,6 +70,7 @@ from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.liveness import LivenessFile
 from reconv.trainer.loop import Trainer
 from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare_run import PreparedRun, prepare_run
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.resume import (
@@ -77,14 +78,14 @@ from reconv.trainer.resume import (
     create_run_dir,
 )
 from reconv.trainer.run_finalizer import RunFinalizer, RunOutcome
-from reconv.trainer.run_setup import RunArgs, local_out, print_early
+from reconv.trainer.run_setup import local_out, print_early
 from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step
 from reconv.trainer.stop import StopAfter, StopSignal
 
 _SAVE_GRACE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
 
-def run_training(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunOutcome:
+def run_training(args: RunOptions, on_event: Callable[[Event], None] | None) -> RunOutcome:
     """Train as the arguments say, in this process; `run_on_devices` starts it in several."""
     run: TrainingRun | None = None
     try:
@@ -127,14 +128,14 @@ class TrainingRun(PreparedRun):
     ) -> AbstractContextManager[TrainingRun]:
         """Set up a run of a preset or a YAML file; the run directory is `out` or a new one in `runs`."""
         out, mirror = local_out(out, runs)
-        args = RunArgs(
+        args = RunOptions(
             str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console, mirror=mirror
         )
         return cls.from_args(args, on_event)
 
     @classmethod
     @contextmanager
-    def from_args(cls, args: RunArgs, on_event: Callable[[Event], None] | None = None) -> Iterator[TrainingRun]:
+    def from_args(cls, args: RunOptions, on_event: Callable[[Event], None] | None = None) -> Iterator[TrainingRun]:
         """Set up the run that a command describes."""
         with ExitStack() as stack:
             prepared = stack.enter_context(prepare_run(args))
@@ -336,7 +337,7 @@ def _fields(prepared: PreparedRun) -> dict[str, Any]:
     return {f.name: getattr(prepared, f.name) for f in fields(PreparedRun)}
 
 
-def _parse_stop_after(args: RunArgs, run: PreparedRun) -> StopAfter:
+def _parse_stop_after(args: RunOptions, run: PreparedRun) -> StopAfter:
     return StopAfter.parse(args.stop_after, first_step=run.restore_point.step, steps_per_epoch=run.plan.steps_per_epoch)
 
 
@@ -352,7 +353,7 @@ def _check_recipe(run: PreparedRun, stop_after: StopAfter, log: Callable[[str], 
     return () if run.restore_point.is_resumed else check_init(run.recipe, run.plan.num_classes, log)
 
 
-def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
+def _open_run_dir(args: RunOptions, run: PreparedRun, stack: ExitStack) -> RunDir:
     """The directory of the resumed run or a new one, with the recipe of this attempt."""
     if run.existing is not None:
         run_dir = run.existing.run_dir

@@ -24,8 +24,8 @@ from reconv.recipe.loader import load
 from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.loop import Trainer
+from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare_run import prepare_run
-from reconv.trainer.run_setup import RunArgs
 from reconv.trainer.show_batch import show_batch
 from reconv.trainer.training_run import TrainingRun
 
@@ -97,7 +97,7 @@ def test_the_fingerprint_is_computed_ahead_once_and_waited_for(monkeypatch: pyte
 def test_a_run_computes_the_fingerprint_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Datasets] = []
     monkeypatch.setattr(Datasets, "hash_ahead", lambda datasets: called.append(datasets))
-    with prepare_run(RunArgs("quickstart", out=tmp_path / "run", device="cpu")) as run:
+    with prepare_run(RunOptions("quickstart", out=tmp_path / "run", device="cpu")) as run:
         assert called == [run.datasets]
 
 

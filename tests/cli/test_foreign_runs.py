@@ -31,14 +31,16 @@ from foreign_folders import (
 )
 from PIL import Image
 
-import reconv
+from reconv.api.training import start
 from reconv.checkpoint.mirror import lease as run_lease
 from reconv.checkpoint.mirror import upload as run_mirror
+from reconv.cluster.launch import Launch
 from reconv.core.custom_code import CodeConsent, OtherCodeError
 from reconv.core.errors import ExitCode
 from reconv.serve.metrics import ServerMetrics
 from reconv.serve.model_loader import LoadSettings, ModelLoader, with_consents
 from reconv.serve.models import ServedModel
+from reconv.trainer.options import RunOptions
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "eval": ("eval", "run"),
@@ -257,7 +259,8 @@ def test_a_recipe_that_changes_after_the_question_is_not_imported(run: Path, sto
     consent = CodeConsent(True)
     consent.require([], (), "run")
     with pytest.raises(OtherCodeError, match="other code"):
-        reconv.train(run / "recipe.yaml", out=run, resume=True, mirror=store.as_uri(), consent=consent)
+        options = RunOptions(str(run / "recipe.yaml"), resume=True, consent=consent)
+        start(options, Launch(), out=run, mirror=store.as_uri())
     assert "evil.py" in (run / "recipe.yaml").read_text()
     assert owned(tmp_path) == []
 

@@ -14,22 +14,22 @@ from reconv.recipe.loader import load
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("launch", "options", "message"),
     [
-        ({"rendezvous": "node1:29400", "out": "run"}, "--rendezvous is for elastic runs"),
-        ({"elastic": "1:4"}, "--elastic needs --out"),
-        ({"elastic": "1:4", "out": "run", "batch_per_device": 8}, "--batch-per-device cannot be combined"),
-        ({"elastic": "1:4", "out": "run", "overrides": {"save.every": "off"}}, "save.every is off"),
-        ({"elastic": "2:4", "out": "run"}, "waits for 2 nodes"),
-        ({"elastic": "1:4", "out": "run", "rendezvous": "node1:29400"}, "needs a secret"),
+        ({"rendezvous": "node1:29400"}, {"out": "run"}, "--rendezvous is for elastic runs"),
+        ({"elastic": "1:4"}, {}, "--elastic needs --out"),
+        ({"elastic": "1:4"}, {"out": "run", "batch_per_device": 8}, "--batch-per-device cannot be combined"),
+        ({"elastic": "1:4"}, {"out": "run", "overrides": {"save.every": "off"}}, "save.every is off"),
+        ({"elastic": "2:4"}, {"out": "run"}, "waits for 2 nodes"),
+        ({"elastic": "1:4", "rendezvous": "node1:29400"}, {"out": "run"}, "needs a secret"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything_is_started(
-    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    launch: dict[str, str], options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RECONV_SECRET", raising=False)
     with pytest.raises(UsageError, match=message):
-        reconv.train("quickstart", **options)
+        reconv.train("quickstart", launch=reconv.Launch(**launch), **options)
     assert not Path("run").exists()
 
 
@@ -37,7 +37,7 @@ def test_a_launcher_and_an_elastic_agent_cannot_be_combined(monkeypatch: pytest.
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="--elastic cannot be combined with torchrun"):
-        reconv.train("quickstart", elastic="1:4", out="run")
+        reconv.train("quickstart", launch=reconv.Launch(elastic="1:4"), out="run")
 
 
 @pytest.mark.parametrize(

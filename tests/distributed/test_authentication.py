@@ -20,7 +20,8 @@ from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.environment import SECRET_VARIABLE, read_launch_env
 from reconv.distributed.process_group import open_process_group
 from reconv.recipe.loader import load
-from reconv.trainer.run_setup import RunArgs, check_code_of_rank0
+from reconv.trainer.options import RunOptions
+from reconv.trainer.run_setup import check_code_of_rank0
 
 
 class _RunsCode:
@@ -166,7 +167,7 @@ def _take_recipe_of_rank_0() -> Any:
         for own in (theirs, ours, []):
             recipe = group.on_rank0(lambda: load("quickstart", theirs).recipe)
             try:
-                check_code_of_rank0(group, recipe, RunArgs("quickstart", tuple(own)))
+                check_code_of_rank0(group, recipe, RunOptions("quickstart", tuple(own)))
                 results.append("taken")
             except UsageError as error:
                 results.append(error.what)

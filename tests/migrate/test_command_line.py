@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconv.migrate.command_line import quote, split_commands, unfilled
-from reconv.migrate.launchers import Launch, strip_launchers
+from reconv.migrate.launchers import ProgramLaunch, strip_launchers
 from reconv.migrate.migration import migrate_command
 
 
@@ -98,7 +98,7 @@ def test_words_are_quoted_for_a_shell(word: str, quoted: str) -> None:
     ],
 )
 def test_launchers_give_the_number_of_processes(command: str, processes: int, hosts: int, program: str) -> None:
-    launch = Launch()
+    launch = ProgramLaunch()
     rest = strip_launchers(split_commands(command)[0].words, launch)
     assert (launch.num_processes, launch.num_hosts, rest[0]) == (processes, hosts, program)
 

@@ -19,19 +19,20 @@ from reconv.cli.options import (
     DEVICE_HELP,
     Command,
     CommandGroup,
-    batch_override,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
     print_line,
     set_option,
+    shortcut_options,
     trust_option,
     trust_or_ask,
 )
 from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import read_launch_env
+from reconv.recipe.shortcuts import shortcut_overrides
 
 MIN_WINDOWS = 5
 
@@ -65,9 +66,7 @@ def bench() -> None:
 @click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, on the same data.")
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
 @_published_option
-@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size.")
-@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device.")
-@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
+@shortcut_options("batch_size", "batch_per_device", "workers")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option(
     "--devices", metavar="N", type=click.IntRange(1, 256), help="Number of processes on this machine, one per device."
@@ -131,11 +130,8 @@ def train(
     """
     if data is not None and where not in (None, "real"):
         raise UsageError(f"--data is real data, and --input {where} is synthetic", then="leave one of them out")
-    given = [
-        batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
-        ("data.num_workers", workers, "--workers"),
-    ]
-    overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
+    shortcuts = {"batch_size": batch_size, "batch_per_device": batch_per_device, "workers": workers}
+    overrides = shortcut_overrides(shortcuts, devices or read_launch_env().world_size) + parse_settings(settings)
     start_cuda(device, devices)
     with pause_gc():
         import_torch()

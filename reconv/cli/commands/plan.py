@@ -13,7 +13,6 @@ import click
 from reconv.cli.options import (
     Command,
     Override,
-    batch_override,
     complete_recipes,
     emit_json,
     json_option,
@@ -22,9 +21,11 @@ from reconv.cli.options import (
     print_note,
     print_table,
     set_option,
+    shortcut_options,
     write_text,
 )
 from reconv.core.errors import UsageError
+from reconv.recipe.shortcuts import shortcut_overrides
 
 if TYPE_CHECKING:
     from reconv.planner.cluster import ClusterPrediction, ImpossiblePlan
@@ -74,10 +75,12 @@ def _bytes_per_s(ctx: click.Context, param: click.Parameter, text: str | None) -
     metavar="RATE",
     help="Network of each device between machines: 400gbps, 100gbps-ethernet [default: the device's usual one].",
 )
-@click.option(
-    "--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size [default: the recipe's]."
+@shortcut_options(
+    "batch_size",
+    "batch_per_device",
+    batch_size="Global batch size [default: the recipe's].",
+    batch_per_device="Batch size of one device instead.",
 )
-@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device instead.")
 @click.option(
     "--measured",
     metavar="FILE",
@@ -181,8 +184,8 @@ def _recipe_loader(
     from reconv.recipe.loader import load
 
     def recipe_for(count: int) -> Recipe:
-        batch = batch_override(batch_size, batch_per_device, count)
-        return load(recipe, [*overrides, *([] if batch[1] is None else [batch])]).recipe
+        batch = shortcut_overrides({"batch_size": batch_size, "batch_per_device": batch_per_device}, count)
+        return load(recipe, [*overrides, *batch]).recipe
 
     return recipe_for
 

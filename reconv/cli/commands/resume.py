@@ -9,25 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.commands.train import epochs_text, run_training, silence_torch, step_range, train
-from reconv.cli.dry_run_output import TrainArgs
+from reconv.cli.commands.train import console_of, run_training, silence_torch, train
 from reconv.cli.options import (
     DEVICE_HELP,
     Command,
     Override,
     can_ask,
-    divergence_option,
     json_option,
     parse_settings,
     print_note,
     set_option,
+    shortcut_options,
     stop_after_option,
     trust_option,
     trust_or_ask,
 )
 from reconv.cli.start_up import start_cuda
+from reconv.cluster.launch import Launch
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import read_launch_env
+from reconv.recipe.shortcuts import shortcut_overrides
+from reconv.trainer.options import RunOptions
 
 if TYPE_CHECKING:
     from reconv.core.custom_code import CodeConsent
@@ -37,22 +39,26 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("run", type=click.Path())
 @click.option("--data", metavar="DIR", type=click.Path(), help="Where the dataset is now [default: where it was].")
-@click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Extend the run to N epochs.")
+@shortcut_options("epochs", epochs="Extend the run to N epochs.")
 @click.option("--fork", is_flag=True, help="Start a new run from the checkpoint, with other settings.")
 @click.option("--best", is_flag=True, help="With --fork: from the best checkpoint, not the newest.")
-@click.option("--lr", metavar="X", help="With --fork: another learning rate (schedule.lr).")
-@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="With --fork: another global batch size.")
+@shortcut_options(
+    "lr",
+    "batch_size",
+    lr="With --fork: another learning rate (schedule.lr).",
+    batch_size="With --fork: another global batch size.",
+)
 @click.option("--out", metavar="DIR|URL", type=click.Path(), help="With --fork: the new run [default: runs/RECIPE/N].")
-@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
+@shortcut_options("workers")
 @click.option("--device", metavar="NAME", help=f"{DEVICE_HELP} [default: as before]")
 @click.option(
     "--devices", metavar="N", type=click.IntRange(1, 256), help="Processes on this machine [default: as before]."
 )
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines [default: as before].")
 @set_option
-@click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
+@shortcut_options("profile")
 @stop_after_option
-@divergence_option
+@shortcut_options("on_divergence")
 @trust_option
 @click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
@@ -101,15 +107,17 @@ def resume(
     run_dir = find_run(run)
     mirror = _take_run_back(run_dir, mirror)
     stored = stored_options(run_dir.events)
-    options: list[Override] = [
-        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
-        ("data.num_workers", workers, "--workers"),
-        ("schedule.lr", lr, "--lr"),
-        ("batch.size", batch_size, "--batch-size"),
-        ("profile", "off" if profile is None else step_range(profile), "--profile"),
-        ("engine.divergence.policy", on_divergence, "--on-divergence"),
-    ]
-    overrides = [override for override in options if override[1] is not None] + parse_settings(settings)
+    shortcuts = {
+        "epochs": epochs,
+        "workers": workers,
+        "lr": lr,
+        "batch_size": batch_size,
+        "on_divergence": on_divergence,
+    }
+    overrides = shortcut_overrides({**shortcuts, "profile": profile})
+    if profile is None:
+        overrides.append(("profile", "off", "--profile"))
+    overrides += parse_settings(settings)
     overrides += _fork_overrides(run, best) if fork else []
     device = device or stored.get("device") or "auto"
     if devices is None and read_launch_env().world_size == 1:
@@ -117,11 +125,21 @@ def resume(
     consent = _ask_for_code(run_dir.recipe, overrides, trust_code)
     silence_torch()
     start_cuda(device, devices)
-    nic = nic or stored.get("nic")
-    args = TrainArgs(str(run_dir.recipe), data, overrides, device, devices, nic, quiet, json_file, trust_code)
+    options = RunOptions(
+        str(run_dir.recipe),
+        overrides,
+        data,
+        resume=not fork,
+        device=device,
+        console=console_of(quiet, json_file),
+        stop_after=stop_after,
+        trust_code=trust_code,
+        consent=consent,
+    )
+    launch = Launch(devices, nic=nic or stored.get("nic"))
     if fork:
-        return run_training(args, out, False, stop_after, consent=consent)
-    return run_training(args, str(run_dir.path), True, stop_after, mirror=mirror, consent=consent)
+        return run_training(options, launch, out, json_file)
+    return run_training(options, launch, str(run_dir.path), json_file, mirror)
 
 
 def _check_fork_options(run: str, fork: bool, options: dict[str, Any]) -> None:

@@ -13,12 +13,11 @@ from reconv.cli.commands.train import recipe_overrides, train
 from reconv.cli.options import Command, complete_recipes, emit_json, json_option, print_line, print_note
 from reconv.cluster.submit.target import TARGETS, Request, Target, find_target
 from reconv.core.errors import UsageError
+from reconv.recipe.shortcuts import SHORTCUTS
+from reconv.trainer.options import RunOptions
 
 # Options of `train` that `submit` passes on.
-_TRAIN_OPTIONS = (
-    *("data", "epochs", "batch_size", "batch_per_device", "lr", "workers", "device", "nic", "seed", "model", "init"),
-    *("resume_from", "freeze", "settings", "profile", "trust_code", "on_divergence"),
-)
+_TRAIN_OPTIONS = ("data", "device", "nic", "settings", "trust_code", *SHORTCUTS)
 # Options that every target has; the others are those of single targets.
 _COMMON = (
     *("target", "nodes", "devices_per_node", "out", "name", "cpus_per_device", "memory_per_node", "stop_before"),
@@ -144,10 +143,10 @@ def submit(ctx: click.Context, /, recipe: str, target: str, json_file: str | Non
     return submitted.exit_code
 
 
-def _train(*args: Any, **keywords: Any) -> Any:
-    from reconv.api import train as run_train  # imports torch
+def _train(options: RunOptions, launch: Any, out: str) -> Any:
+    from reconv.api.training import start  # imports torch
 
-    return run_train(*args, command=["reconv", *sys.argv[1:]], **keywords)
+    return start(replace(options, command=["reconv", *sys.argv[1:]]), launch, out=out)
 
 
 def _refuse_other_options(ctx: click.Context, name: str, target: Target) -> None:

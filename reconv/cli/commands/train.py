@@ -5,35 +5,34 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from decimal import Decimal
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from reconv.cli.dry_run_output import TrainArgs, print_dry_run
+from reconv.cli.dry_run_output import print_dry_run
 from reconv.cli.options import (
     DEVICE_HELP,
     STDOUT,
     Command,
     Override,
-    batch_override,
-    complete_models,
     complete_recipes,
-    divergence_option,
     emit_json,
     json_option,
     parse_settings,
     set_option,
+    shortcut_options,
     stop_after_option,
 )
 from reconv.cli.start_up import import_torch, pause_gc, start_cuda
+from reconv.cluster.launch import Launch
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import planned_world_size, read_launch_env
+from reconv.recipe.shortcuts import shortcut_overrides
+from reconv.trainer.options import RunOptions
 
 _DRY_RUN_STEPS = 10
-if TYPE_CHECKING:
-    from reconv.core.custom_code import CodeConsent
 
 
 @click.command(cls=Command)
@@ -48,11 +47,7 @@ if TYPE_CHECKING:
     help="The run directory, or where it is copied; default: runs/RECIPE/N.",
 )
 @click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this recipe, or the one in --out.")
-@click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Number of epochs.")
-@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size: all devices, one step.")
-@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device.")
-@click.option("--lr", metavar="X", help="Learning rate as in 0.1, 2^-11 or '0.1 per 256' (schedule.lr).")
-@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
+@shortcut_options("epochs", "batch_size", "batch_per_device", "lr", "workers")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--devices", metavar="N", type=click.IntRange(1, 256), help="Processes on this machine, one per device.")
 @click.option(
@@ -62,17 +57,11 @@ if TYPE_CHECKING:
     "--rendezvous", metavar="HOST:PORT", help="Where `reconv rendezvous` listens, for --elastic on several machines."
 )
 @click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, e.g. eth1 or 10.0.0.0/16.")
-@click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Random seed.")
-@click.option("--model", metavar="NAME", shell_complete=complete_models, help="Another network, by its name.")
-@click.option("--init", metavar="WEIGHTS", help="Initial weights: a file, a run, torchvision:NAME, timm:NAME or a URL.")
-@click.option(
-    "--resume-from", metavar="FILE", help="Continue a checkpoint of torchvision's, NVIDIA's or timm's program."
-)
-@click.option("--freeze", is_flag=True, help="Train only the head; needs --init.")
+@shortcut_options("seed", "model", "init", "resume_from", "freeze")
 @set_option
-@click.option("--profile", metavar="A,B", help="Profile steps A to B, counted from 1, both included.")
+@shortcut_options("profile")
 @stop_after_option
-@divergence_option
+@shortcut_options("on_divergence")
 @click.option(
     "--dry-run",
     metavar="[N]",
@@ -124,30 +113,26 @@ def train(
     overrides = recipe_overrides(options, planned_world_size(devices))
     silence_torch()
     start_cuda(device, 1 if elastic else devices)
-    args = TrainArgs(recipe, data, overrides, device, devices, nic, quiet, json_file, trust_code)
+    launch = Launch(devices, elastic, rendezvous, nic)
+    run = RunOptions(
+        recipe,
+        overrides,
+        data,
+        resume=resume,
+        device=device,
+        console=console_of(quiet, json_file),
+        stop_after=stop_after,
+        trust_code=trust_code,
+    )
     if dry_run is not None or compile_only:
         _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, elastic)
-        return print_dry_run(args, dry_run)
-    return run_training(args, out, resume, stop_after, elastic, rendezvous)
+        return print_dry_run(run, launch, dry_run, json_file)
+    return run_training(run, launch, out, json_file)
 
 
 def recipe_overrides(options: Mapping[str, Any], num_devices: int) -> list[Override]:
     """The recipe fields that the options of `train` set, on so many devices."""
-    epochs, profile = options["epochs"], options["profile"]
-    given: list[Override] = [
-        ("length", None if epochs is None else epochs_text(epochs), "--epochs"),
-        batch_override(options["batch_size"], options["batch_per_device"], num_devices),
-        ("schedule.lr", options["lr"], "--lr"),
-        ("data.num_workers", options["workers"], "--workers"),
-        ("seed", options["seed"], "--seed"),
-        ("model.name", options["model"], "--model"),
-        ("model.init", options["init"], "--init"),
-        ("model.resume_from", options["resume_from"], "--resume-from"),
-        ("model.freeze_backbone", options["freeze"] or None, "--freeze"),
-        ("profile", None if profile is None else step_range(profile), "--profile"),
-        ("engine.divergence.policy", options["on_divergence"], "--on-divergence"),
-    ]
-    return [override for override in given if override[1] is not None] + parse_settings(options["settings"])
+    return shortcut_overrides(options, num_devices) + parse_settings(options["settings"])
 
 
 def silence_torch() -> None:
@@ -156,59 +141,26 @@ def silence_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we print the error of a lost rank ourselves
 
 
+def console_of(quiet: bool, json_file: str | None) -> str:
+    """The console of a run, from --quiet and --json."""
+    return "json" if json_file == STDOUT else "quiet" if quiet else "auto"
+
+
 def run_training(
-    args: TrainArgs,
-    out: str | None,
-    resume: bool,
-    stop_after: str | None,
-    elastic: str | None = None,
-    rendezvous: str | None = None,
-    mirror: str | None = None,
-    consent: CodeConsent | None = None,
+    options: RunOptions, launch: Launch, out: str | None, json_file: str | None, mirror: str | None = None
 ) -> int:
     """Train; the console of the run prints the result, except that of a run that was already finished."""
     with pause_gc():
         import_torch()
-        from reconv.api.training import train as run_train  # reconv.api imports all of inference
+        from reconv.api.training import start  # reconv.api imports all of inference
 
-    console = "json" if args.json_file == STDOUT else "quiet" if args.quiet else "auto"
-    result = run_train(
-        args.recipe,
-        data=args.data,
-        out=out,
-        resume=resume,
-        overrides=args.overrides,
-        device=args.device,
-        devices=args.devices,
-        elastic=elastic,
-        rendezvous=rendezvous,
-        nic=args.nic,
-        console=console,
-        command=["reconv", *sys.argv[1:]],
-        stop_after=stop_after,
-        trust_code=args.trust_code,
-        mirror=mirror,
-        consent=consent,
-    )
+    result = start(replace(options, command=["reconv", *sys.argv[1:]]), launch, out=out, mirror=mirror)
     if read_launch_env().rank == 0:
         if result.was_finished:
-            _print_finished(result.summary, result.folder, console)
-        if args.json_file is not None and args.json_file != STDOUT:
-            emit_json(result.summary, args.json_file)
+            _print_finished(result.summary, result.folder, options.console or "auto")
+        if json_file is not None and json_file != STDOUT:
+            emit_json(result.summary, json_file)
     return int(result.exit_code)
-
-
-def epochs_text(number: float) -> str:
-    """A number of epochs as a duration, which has no exponent."""
-    return f"{Decimal(repr(number)).normalize():f}ep"
-
-
-def step_range(text: str) -> list[int]:
-    """`50,53` as the first and last step; a single number is both."""
-    words = text.split(",")
-    if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
-        raise UsageError(f"--profile takes a range of steps, not {text!r}", then="for example --profile 50,53")
-    return [int(words[0]), int(words[-1])]
 
 
 def _check_dry_run_options(

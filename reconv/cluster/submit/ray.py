@@ -28,6 +28,7 @@ class RayTarget:
         """Train until the run ends."""
         from reconv.cluster.ray import Ray as RayCluster
         from reconv.cluster.submit.target import Submitted
+        from reconv.trainer.options import RunOptions
 
         options = request.options
         launch = RayCluster(
@@ -35,19 +36,18 @@ class RayTarget:
             devices_per_node=options["devices_per_node"],
             cpus_per_device=options["cpus_per_device"] or 1,
             address=options["address"],
-        )
-        result = request.train(
-            request.recipe,
-            data=options["data"],
-            out=_out(request),
-            resume=options["resume"],
-            overrides=request.overrides,
-            device=options["device"],
             nic=options["nic"],
+        )
+        run = RunOptions(
+            request.recipe,
+            request.overrides,
+            options["data"],
+            resume=options["resume"],
+            device=options["device"],
             console="plain",
             trust_code=options["trust_code"],
-            launch=launch,
         )
+        result = request.train(run, launch, _out(request))
         return Submitted({"run": str(result.folder), "summary": dict(result.summary)}, [], exit_code=result.exit_code)
 
 

@@ -34,7 +34,7 @@ class Request:
     overrides: Sequence[Override]
     train_words: Sequence[str]  # the options of `reconv train`, as typed
     options: Mapping[str, Any]
-    train: Callable[..., Any]  # `reconv.train`, for targets that wait for the run
+    train: Callable[..., Any]  # (run options, launch, run directory), for targets that wait for the run
 
     @property
     def num_nodes(self) -> int:
