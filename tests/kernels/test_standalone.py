@@ -15,11 +15,13 @@ from kernel_cases import assert_near
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from reconv.kernels import standalone
 from reconv.kernels.fused.norm import StandaloneBatchNorm2d
 from reconv.kernels.jit import launch
 from reconv.kernels.pure_code import why_not_traced
 from reconv.kernels.standalone import fuse, unfuse
 from reconv.models import build_model
+from reconv.models.googlenet import GoogLeNetSpec, Inception
 
 TOLERANCE = 2e-4
 HISTORY: list[Tensor] = []
@@ -133,6 +135,15 @@ def test_sums_of_a_users_block_are_fused_with_its_norms(launched: list[str]) -> 
     assert launched.count("batch_norm.normalize") == 5  # two per block, and the stem's: none for a norm of a shortcut
 
 
+def test_norms_that_share_a_kernel_update_their_running_statistics(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8))).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = fuse(plain, inplace=False).model
+    x = torch.randn(4, 16, 5, 5).contiguous(memory_format=torch.channels_last)
+    assert_like(step(model, x), step(plain, x))
+    assert any(name.startswith("norm_concat.") for name in launched)
+
+
 class ConvNeXtBlock(nn.Module):
     """Depthwise 7x7 with a bias, LayerNorm, two linear layers."""
 
@@ -234,6 +245,26 @@ def test_under_autocast_activations_are_half_and_parameters_are_not(launched: li
     assert "batch_norm.normalize" in launched
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of what overflows
+def test_a_gradient_scaler_skips_the_step_that_overflows() -> None:
+    plain = network("user's")
+    model = fuse(plain, inplace=False).model
+    start = plain.get_parameter("head.weight").detach().clone()
+    for net in (model, plain):
+        optimizer, scaler = torch.optim.SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        for factor in (float("inf"), 1.0):
+            with torch.autocast("cpu", torch.float16):
+                loss = net(images(2, 6)).float().square().mean() * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert scaler.get_scale() == 2.0**3
+            assert torch.equal(net.get_parameter("head.weight"), start) == (factor > 1)
+    for name, weight in plain.named_parameters():
+        assert_near(model.get_parameter(name), weight.detach().double(), 1e-2)
+
+
 def test_a_hook_of_a_layer_sees_what_it_sees_without_kernels() -> None:
     plain = network("user's")
     model = fuse(plain, inplace=False).model
@@ -250,6 +281,41 @@ def test_a_compiled_fused_network_gives_the_same_on_a_cpu(monkeypatch: pytest.Mo
     model = fuse(plain, inplace=False).model
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(images()), plain(images()))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, between its graphs
+def test_torch_compile_calls_fused_modules_between_its_graphs(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in standalone._classes_with_a_forward():
+        monkeypatch.setattr(kind, "forward", kind.forward)  # restored afterwards
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        standalone._keep_out_of_compiled_graphs.__wrapped__()
+    plain = Wrapped(network("user's"))
+    model = fuse(plain, inplace=False).model
+    calls: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        calls.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    found = step(torch.compile(model, backend=backend), images())  # type: ignore[arg-type]
+    expected = step(plain, images())
+    assert_like({name.replace("_orig_mod.", ""): value for name, value in found.items()}, expected)
+    assert any("tanh" in call for call in calls) and not any("batch_norm" in call for call in calls)
+    assert "batch_norm.normalize" in launched
+
+
+class Wrapped(nn.Module):
+    """A network between operations that torch.compile compiles."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.inner(torch.tanh(x)))
 
 
 def test_the_code_of_the_page_runs() -> None:

@@ -272,7 +272,16 @@ def update_running(
 ) -> None:
     """Move a norm's running statistics towards a batch's stats [1, 3, channels], as torch does, and count the batch."""
     counts = (len(running_mean), momentum)
-    launch(device.update_running, (1,), stats, running_mean, running_var, num_batches, *counts, BLOCK=_UPDATED_CHANNELS)
+    launch(
+        device.update_running,
+        (1,),
+        stats.contiguous(),
+        running_mean,
+        running_var,
+        num_batches,
+        *counts,
+        BLOCK=_UPDATED_CHANNELS,
+    )
 
 
 def row_counts(rows: ChannelRows) -> tuple[int, int, int]:
