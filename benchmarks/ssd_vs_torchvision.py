@@ -52,7 +52,7 @@ from reconv.detection.postprocess import Detections
 from reconv.metrics.detection import DetectionMetrics
 from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import Override
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 RECIPE = "ssd-resnet34-voc"
 METRIC = "voc10"

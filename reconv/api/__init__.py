@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from reconv.cluster.ray import Ray
     from reconv.exporters.run import ExportResult, export
     from reconv.inference.evaluate_run import evaluate
-    from reconv.inference.files import predict
     from reconv.inference.image_reader import ImageSample
     from reconv.inference.model_evaluation import EvalResult
+    from reconv.inference.predict import predict
     from reconv.inference.predictions import ClassScore, DetectedBox, Prediction, PredictionList
     from reconv.inference.predictor import Predictor, load
     from reconv.kernels.standalone import FuseReport, fuse, unfuse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reconv.trainer.callbacks.checkpoint_average import AveragedWeights, average
     from reconv.trainer.callbacks.custom import Callback, RunInfo
     from reconv.trainer.dry_run import DryRunResult, dry_run
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 _MODULES = {
     "api.run_result": ("RunResult",),
@@ -39,7 +39,7 @@ _MODULES = {
     "cluster.launch": ("Launch",),
     "exporters.run": ("ExportResult", "export"),
     "inference.evaluate_run": ("evaluate",),
-    "inference.files": ("predict",),
+    "inference.predict": ("predict",),
     "inference.image_reader": ("ImageSample",),
     "inference.model_evaluation": ("EvalResult",),
     "inference.predictions": ("ClassScore", "DetectedBox", "Prediction", "PredictionList"),
@@ -49,7 +49,7 @@ _MODULES = {
     "trainer.callbacks.checkpoint_average": ("AveragedWeights", "average"),
     "trainer.callbacks.custom": ("Callback", "RunInfo"),
     "trainer.dry_run": ("DryRunResult", "dry_run"),
-    "trainer.training_run": ("TrainingRun",),
+    "trainer.run": ("TrainingRun",),
 }
 _MODULE_OF = {name: f"reconv.{module}" for module, names in _MODULES.items() for name in names}
 

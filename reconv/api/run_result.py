@@ -14,7 +14,7 @@ from reconv.logging import formatting as fmt
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.logging.run_dir import RunDir
-from reconv.trainer.run_finalizer import RunOutcome
+from reconv.trainer.run import RunOutcome
 
 if TYPE_CHECKING:
     from reconv.inference.predictor import Predictor

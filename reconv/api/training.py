@@ -19,8 +19,8 @@ from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
 from reconv.recipe.shortcuts import shortcut_overrides
 from reconv.trainer.options import RunOptions
-from reconv.trainer.run_setup import local_out
-from reconv.trainer.training_run import run_training
+from reconv.trainer.prepare import local_out
+from reconv.trainer.run import run_training
 
 _DEFAULT_RECIPE = "finetune"
 # Options of `reconv train` that Python has under another name, or not at all.

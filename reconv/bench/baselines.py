@@ -28,7 +28,7 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.transforms.device import TrainPreprocess
 from reconv.device import Device, is_out_of_memory
 from reconv.tasks.detection import DetectionTask, ssd_losses
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 MOMENTUM, LR, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # of torchvision's reference script; they do not affect the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100", "se_resnext101_32x4d": "seresnext101_32x4d"}

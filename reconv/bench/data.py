@@ -36,7 +36,7 @@ from reconv.data.sampler import make_sampler
 from reconv.data.transforms.geometry import random_flips
 from reconv.data.transforms.params import changes_images_on_host, effective_augment, host_params
 from reconv.recipe.loader import Override
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32

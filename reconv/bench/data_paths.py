@@ -25,7 +25,7 @@ from reconv.data.readers.shards.packed import PackedDataset
 from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.recipe.parts.data import AugmentConfig
 from reconv.storage.temporary_folder import temporary_folder
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 ORIGINAL, NO_ANTIALIAS = "as-given", "fast"
 PACKED = {

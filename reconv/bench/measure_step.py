@@ -15,7 +15,7 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 from reconv.trainer.step import MicroBatchSize, build_train_step
 
 

@@ -18,7 +18,7 @@ from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.micro_batch import choose_micro_batch
 from reconv.trainer.options import RunOptions
-from reconv.trainer.prepare_run import PreparedRun, prepare_run
+from reconv.trainer.prepare import PreparedRun, prepare_run
 
 Input = Literal["device", "host", "real"]
 LogFunction = Callable[[str], None]

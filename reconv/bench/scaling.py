@@ -15,7 +15,7 @@ from reconv.bench.timing import StepTimer, TimingConfig, measure
 from reconv.core.batch import Batch
 from reconv.core.machine import Machine, usable_cores
 from reconv.distributed.process_group import ProcessGroup
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 
 def measure_scaling(

@@ -21,8 +21,7 @@ from reconv.core.machine import Machine, process_age_s
 from reconv.distributed.environment import read_launch_env
 from reconv.recipe.loader import Override, load
 from reconv.trainer.options import RunOptions
-from reconv.trainer.prepare_run import PreparedRun
-from reconv.trainer.run_setup import run_on_devices
+from reconv.trainer.prepare import PreparedRun, run_on_devices
 
 
 def bench_train(

@@ -60,16 +60,23 @@ class SavedModel:
 
 
 def find_weights(
-    name: str | Path, which: Literal["newest", "best"] = "newest", log: Callable[[str], None] | None = None
+    name: str | Path,
+    which: Literal["newest", "best"] = "newest",
+    log: Callable[[str], None] | None = None,
+    *,
+    loads: bool = False,
 ) -> FoundWeights:
-    """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache."""
+    """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache.
+
+    With `loads` a checkpoint is loaded, too.
+    """
     if is_remote(str(name)):
         from reconv.checkpoint.download_weights import download_weights
 
         fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
         located = LocatedWeights("weights", None, None, fetched.path, name=str(name))
         return FoundWeights(located, (f"{name}: {fetched.note}",))
-    return FoundWeights(locate(name, which=which))
+    return FoundWeights(locate(name, which=which, loads=loads))
 
 
 def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
@@ -102,7 +109,7 @@ def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
 def _load_checkpoint(located: LocatedWeights) -> tuple[LocatedWeights, LoadedCheckpoint]:
     """A checkpoint in memory, and where it was: another one than at first if retention has deleted that."""
     assert located.checkpoint is not None
-    loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
+    loaded = located.loaded or CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     check_state(loaded.state, located.checkpoint)
     if "model" not in loaded.parts:
         raise CheckpointError("the checkpoint has no weights", where=str(located.checkpoint), then="use another one")

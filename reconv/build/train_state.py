@@ -55,7 +55,7 @@ from reconv.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from reconv.trainer.imported_state import ImportedState
-    from reconv.trainer.prepare_run import PreparedRun
+    from reconv.trainer.prepare import PreparedRun
 
 _SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,6 +18,7 @@ from reconv.checkpoint.store import (
     NUM_TRIES,
     SUFFIX,
     CheckpointStore,
+    LoadedCheckpoint,
     check_place,
     is_checkpoint_name,
     open_store,
@@ -45,6 +46,7 @@ class LocatedWeights:
     name: str = ""  # of published weights, as in torchvision:resnet50
     which: Which = "newest"  # how it was chosen among the checkpoints of the run
     notes: tuple[str, ...] = ()  # for the log
+    loaded: LoadedCheckpoint | None = field(default=None, repr=False, compare=False)  # where it was asked for
 
     @property
     def ema(self) -> Path | None:
@@ -53,8 +55,11 @@ class LocatedWeights:
         return path if path is not None and path.is_file() else None
 
 
-def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
-    """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run."""
+def locate(run: str | Path, *, which: Which = "newest", loads: bool = False) -> LocatedWeights:
+    """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run.
+
+    With `loads` a checkpoint is checked while it is loaded, so that its bytes are read once.
+    """
     path = Path(_fetch(run))
     if is_tensorflow(path):
         return LocatedWeights("weights", None, None, path)
@@ -68,10 +73,14 @@ def locate(run: str | Path, *, which: Which = "newest") -> LocatedWeights:
     if path.is_file():
         return LocatedWeights("weights", _containing_run(path.parent), _containing_checkpoint(path), path)
     if path.is_dir() and ((path / manifest.NAME).is_file() or is_checkpoint_name(path.name)):
-        _verify_named(path)  # a named checkpoint that is damaged is an error
-        return _checkpoint("checkpoint", _containing_run(path), path)
+        run_dir, loaded = _containing_run(path), None  # a named checkpoint that is damaged is an error
+        if loads:
+            loaded = (CheckpointStore(path.parent) if run_dir is None else open_store(run_dir)).load(path)
+        else:
+            _verify_named(path)
+        return replace(_checkpoint("checkpoint", run_dir, path), loaded=loaded)
     folder = find_run(path)
-    return retry_if_deleted(lambda: _choose(folder, which))
+    return retry_if_deleted(lambda: _choose(folder, which, loads))
 
 
 def _fetch(run: str | Path) -> str | Path:
@@ -102,33 +111,44 @@ def read_located(located: LocatedWeights, read: Callable[[LocatedWeights], T]) -
         except CheckpointError:
             if located.kind != "run" or located.run is None or located.weights.exists():
                 raise
-            located = locate(located.run.path, which=located.which)
+            located = locate(located.run.path, which=located.which, loads=located.loaded is not None)
     return read(located)
 
 
-def _choose(folder: RunDir, which: Which) -> LocatedWeights:
+def _choose(folder: RunDir, which: Which, loads: bool) -> LocatedWeights:
     """The newest, the best or a given checkpoint of a run."""
     if not folder.checkpoints.is_dir():
         raise _no_checkpoint(folder, ())
     store = open_store(folder)
     if isinstance(which, int):
-        return _checkpoint("run", folder, _verified(store, which), which=which)
-    newest = store.newest()
+        return _chosen(folder, store, which, loads, which=which)
+    newest, loaded = store.load_newest() if loads and which == "newest" else (store.newest(), None)
     if newest.path is None:
         raise _no_checkpoint(folder, newest.skipped)
     if which == "newest":
-        return _checkpoint("run", folder, newest.path, newest.skipped)
+        return replace(_checkpoint("run", folder, newest.path, newest.skipped), loaded=loaded)
     step, notes = _best_step(folder, store, newest.path)
-    return _checkpoint("run", folder, _verified(store, step), newest.skipped, which, notes)
+    return _chosen(folder, store, step, loads, newest.skipped, which, notes)
 
 
-def _verified(store: CheckpointStore, step: int) -> Path:
+def _chosen(
+    folder: RunDir,
+    store: CheckpointStore,
+    step: int,
+    loads: bool,
+    skipped: tuple[tuple[Path, str], ...] = (),
+    which: Which = "newest",
+    notes: tuple[str, ...] = (),
+) -> LocatedWeights:
+    """The checkpoint of a step, verified or loaded."""
     path = store.path(step)
     if not path.is_dir():
         steps = ", ".join(str(step) for step in store.steps()) or "none"
         raise CheckpointError("no such checkpoint", where=str(path), why=f"the run has steps: {steps}")
-    store.verify(path)
-    return path
+    loaded = store.load(path) if loads else None
+    if loaded is None:
+        store.verify(path)
+    return replace(_checkpoint("run", folder, path, skipped, which, notes), loaded=loaded)
 
 
 def _verify_named(path: Path) -> None:

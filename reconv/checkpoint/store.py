@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 from torch import Tensor
@@ -45,6 +45,7 @@ _HEADROOM_BYTES = 1 << 20  # for headers, state.json and the manifest
 NUM_TRIES = 5  # of a reader whose checkpoint is deleted by retention meanwhile
 
 Parts = Mapping[str, Mapping[str, Tensor]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,10 @@ class LoadedCheckpoint:
 
 class MisplacedCheckpointError(CheckpointError):
     """A checkpoint that is not what its place says: of another run, another recipe or another step."""
+
+
+class MalformedCheckpointError(CheckpointError):
+    """A checkpoint whose checksums are right and whose content cannot be: no older one is used instead."""
 
 
 def folder_name(step: int) -> str:
@@ -135,13 +140,21 @@ class CheckpointStore:
         Raises `MisplacedCheckpointError` if the newest one is another run's, and `UnreadableRunError` if none is valid
         and one cannot be read.
         """
+        return self._first_valid(self.verify)[0]
+
+    def load_newest(self) -> tuple[NewestCheckpoint, LoadedCheckpoint | None]:
+        """The same with its content, each byte of which is read and checked once."""
+        return self._first_valid(self.load)
+
+    def _first_valid(self, read: Callable[[Path], T]) -> tuple[NewestCheckpoint, T | None]:
+        """The newest checkpoint that `read` takes, and what it returned."""
         refusal: UnreadableRunError | None = None
         for _ in range(NUM_TRIES):
             skipped: list[tuple[Path, str]] = []
             for _, path in self._candidates():
                 try:
-                    self.verify(path)
-                except MisplacedCheckpointError:
+                    content = read(path)
+                except (MisplacedCheckpointError, MalformedCheckpointError):
                     raise
                 except CheckpointError as error:
                     if not path.exists():
@@ -149,12 +162,12 @@ class CheckpointStore:
                     skipped.append((path, error.what))
                     refusal = refusal or (error if isinstance(error, UnreadableRunError) else None)
                 else:
-                    return NewestCheckpoint(path, tuple(skipped))
+                    return NewestCheckpoint(path, tuple(skipped)), content
             else:
                 break
         if refusal is not None:
             raise refusal
-        return NewestCheckpoint(None, tuple(skipped))
+        return NewestCheckpoint(None, tuple(skipped)), None
 
     def verify(self, path: Path, *, full: bool = True) -> Manifest:
         """Check a checkpoint directory, and that it belongs here; raises `CheckpointError`.
@@ -188,6 +201,8 @@ class CheckpointStore:
         with disk_errors(self.folder, fs=self.files):
             self.remove_leftovers()
             kept = {best_step, *keep_steps}
+            if not {step for step, _ in self._candidates()[keep_last:]} - kept:
+                return []  # nothing is old enough, whatever the check would find
             verified: int | None = None
             num_last = 0
             for step, path in self._candidates():
@@ -394,9 +409,9 @@ def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) ->
         )
 
 
-def malformed(path: Path, why: str) -> CheckpointError:
+def malformed(path: Path, why: str) -> MalformedCheckpointError:
     """The error for a file whose checksum is right and whose content cannot be."""
-    return CheckpointError(
+    return MalformedCheckpointError(
         f"{path.name} of {path.parent.name} is malformed",
         where=str(path),
         why=f"{why}; its checksum is right, so another program or version wrote it",

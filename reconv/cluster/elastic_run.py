@@ -19,10 +19,10 @@ from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import BatchPerDevice
+from reconv.trainer.opened_run import check_out_is_free
 from reconv.trainer.options import RunOptions
-from reconv.trainer.resume import check_out_is_free
-from reconv.trainer.run_finalizer import RunOutcome
-from reconv.trainer.run_setup import check_picklable, resolve_recipe
+from reconv.trainer.prepare import check_picklable, resolve_recipe
+from reconv.trainer.run import RunOutcome
 
 
 def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args: RunOptions) -> RunOutcome:

@@ -13,7 +13,7 @@ from reconv.distributed.environment import num_local_ranks, planned_world_size, 
 if TYPE_CHECKING:
     from reconv.logging.events import Event
     from reconv.trainer.options import RunOptions
-    from reconv.trainer.run_finalizer import RunOutcome
+    from reconv.trainer.run import RunOutcome
 
 OnEvent = Callable[["Event"], None]
 Train = Callable[["RunOptions", OnEvent | None], "RunOutcome"]
@@ -53,7 +53,7 @@ class Launch:
             from reconv.cluster.elastic_run import train_elastic  # imports torch's launcher
 
             return train_elastic(config, train, options)
-        from reconv.trainer.run_setup import run_on_devices
+        from reconv.trainer.prepare import run_on_devices
 
         return run_on_devices(self.devices, train, options, on_event)
 

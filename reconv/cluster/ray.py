@@ -38,7 +38,7 @@ from reconv.recipe.plan_text import count
 
 if TYPE_CHECKING:
     from reconv.trainer.options import RunOptions
-    from reconv.trainer.run_finalizer import RunOutcome
+    from reconv.trainer.run import RunOutcome
 
 _POLL_S = 0.2
 _NODES_S = 2.0  # between two looks at the nodes of the cluster
@@ -448,8 +448,8 @@ class NodeActor:
 
 def main(folder: Path) -> int:
     """Train on this node as its actor says; the result is left in the folder."""
-    from reconv.trainer.run_setup import run_on_devices
-    from reconv.trainer.training_run import run_training
+    from reconv.trainer.prepare import run_on_devices
+    from reconv.trainer.run import run_training
 
     args = pickle.loads(sys.stdin.buffer.read())  # from the actor
     if not Path(args.recipe).is_file() and (folder / Path(args.recipe).name).is_file():

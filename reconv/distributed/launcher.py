@@ -40,7 +40,7 @@ _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 _POLL_S = 0.1
 _PRELOADED = [
     "reconv.api.training",
-    "reconv.inference.ranks",
+    "reconv.inference.predict",
     "reconv.distributed.torch_group",
     "torch._dynamo",
 ]  # DDP imports the last

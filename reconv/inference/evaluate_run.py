@@ -111,8 +111,10 @@ def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
         if process_group.world_size > 1:
             args = replace(args, trust_code=args.trust_code.without_question())  # not in every process
             log = log if process_group.is_rank0 else no_log
-            process_group.on_rank0(lambda: bool(find_model(args.run, args.best, no_log)))  # where it must be downloaded
-        located = find_model(args.run, args.best, log)
+            process_group.on_rank0(
+                lambda: bool(find_model(args.run, args.best, no_log, loads=False))
+            )  # where it must be downloaded
+        located = find_model(args.run, args.best, log, loads=not args.all)
         if args.all:
             _check_all(args, located)
             assert located.run is not None
@@ -185,7 +187,7 @@ def _evaluate_all(
     for step in process_group.on_rank0(store.steps):
         path = store.path(step)
         try:
-            checkpoint, digest = locate(path), manifest_digest(path)
+            checkpoint, digest = locate(path, loads=True), manifest_digest(path)
             saved = read_saved_model(checkpoint, weights=args.weights, recipe=None, trust_code=args.trust_code)
         except OtherCodeError as error:
             log(f"skipped {path.name}: {error.what} ({error.why})")

@@ -409,9 +409,9 @@ def load(run: str | Path, *, log: LogFunction = print, **options: Unpack[LoadOpt
     return Predictor.load(run, log=log, **options)
 
 
-def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
-    """The checkpoint or weights file that `run` stands for; logs why it is not the one that one may expect."""
-    located = find_weights(run, "best" if best else "newest", log).located
+def find_model(run: str | Path, best: bool, log: LogFunction, *, loads: bool = True) -> LocatedWeights:
+    """The checkpoint, loaded, or the weights file of `run`; logs which checkpoints were skipped and why."""
+    located = find_weights(run, "best" if best else "newest", log, loads=loads).located
     for note in located.notes:
         log(note)
     for path, reason in located.skipped:

@@ -31,7 +31,7 @@ from reconv.trainer.progress import Counters
 from reconv.trainer.step import MicroBatchSize
 
 if TYPE_CHECKING:
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 
 _MAX_PACKED_BYTES = 2**16  # of a tensor that is copied to the host together with others

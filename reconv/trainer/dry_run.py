@@ -25,8 +25,8 @@ from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe
 from reconv.storage.temporary_folder import temporary_folder
 from reconv.trainer.options import RunOptions
-from reconv.trainer.run_setup import run_on_devices
-from reconv.trainer.training_run import TrainingRun
+from reconv.trainer.prepare import run_on_devices
+from reconv.trainer.run import TrainingRun
 
 COMPILE_STEPS = 2  # the first compiles; the second runs with the optimizer state allocated
 _AT_END = Every()  # once, after the last step

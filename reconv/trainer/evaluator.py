@@ -35,7 +35,7 @@ from reconv.tasks.base import Metrics
 from reconv.tasks.evaluation import EvaluationStopped, InferenceStep, RunCaptured, evaluate, merge_ranks
 
 if TYPE_CHECKING:
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 
 class Evaluator:

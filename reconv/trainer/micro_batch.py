@@ -30,7 +30,7 @@ from reconv.recipe.schema import Recipe
 from reconv.trainer.step import build_train_step
 
 if TYPE_CHECKING:
-    from reconv.trainer.prepare_run import PreparedRun
+    from reconv.trainer.prepare import PreparedRun
 
 MAX_MEMORY_FRACTION = 0.9  # of the device: the rest is for fragmentation, gradient buckets and evaluation
 MAX_MEMORY_FRACTION_CAPTURED = 0.45  # a CUDA graph has its own memory pool beside that of the eager steps

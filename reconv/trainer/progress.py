@@ -16,7 +16,7 @@ from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ from reconv.precision import PrecisionPolicy
 from reconv.tasks.base import LossSums, Task
 
 if TYPE_CHECKING:
-    from reconv.trainer.prepare_run import PreparedRun
+    from reconv.trainer.prepare import PreparedRun
 
 
 Annotate = Callable[[str], AbstractContextManager[None]]  # names a part of the step for profilers and timers

@@ -27,7 +27,7 @@ from reconv.device import open_device
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
 from reconv.trainer.dry_run import dry_run
-from reconv.trainer.prepare_run import PreparedRun
+from reconv.trainer.prepare import PreparedRun
 
 QUICK = TimingConfig(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]

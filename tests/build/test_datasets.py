@@ -25,9 +25,9 @@ from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.loop import Trainer
 from reconv.trainer.options import RunOptions
-from reconv.trainer.prepare_run import prepare_run
+from reconv.trainer.prepare import prepare_run
+from reconv.trainer.run import TrainingRun
 from reconv.trainer.show_batch import show_batch
-from reconv.trainer.training_run import TrainingRun
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])

@@ -21,7 +21,7 @@ from reconv.distributed.environment import SECRET_VARIABLE, read_launch_env
 from reconv.distributed.process_group import open_process_group
 from reconv.recipe.loader import load
 from reconv.trainer.options import RunOptions
-from reconv.trainer.run_setup import check_code_of_rank0
+from reconv.trainer.prepare import check_code_of_rank0
 
 
 class _RunsCode:

@@ -26,8 +26,8 @@ from reconv.device import open_device
 from reconv.logging.events import EvalFinished, Event, LogMessage
 from reconv.logging.run_logger import RunLogger
 from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.run import TrainingRun
 from reconv.trainer.step import build_train_step
-from reconv.trainer.training_run import TrainingRun
 
 RECIPE, BATCH, STEPS = "resnet50-habana-1card-bf16", 128, 10
 WARM_STEPS = 5

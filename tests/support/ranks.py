@@ -26,7 +26,7 @@ def server() -> Any:
     """The multiprocessing context of the fork server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["reconv.api.training", "reconv.inference.ranks", "reconv.distributed.torch_group", "torch._dynamo"]
+        ["reconv.api.training", "reconv.inference.predict", "reconv.distributed.torch_group", "torch._dynamo"]
     )  # DDP imports the last
     return context
 

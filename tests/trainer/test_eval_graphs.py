@@ -27,7 +27,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.evaluation import InferenceStep, evaluate
 from reconv.trainer.evaluator import EvalGraphs, Evaluator
-from reconv.trainer.training_run import TrainingRun
+from reconv.trainer.run import TrainingRun
 
 from .conftest import Parts, batch
 

@@ -20,7 +20,7 @@ from reconv.logging.events import LogMessage
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
 from reconv.trainer.micro_batch import choose_micro_batch, largest_that_fits
-from reconv.trainer.prepare_run import PreparedRun, prepare_run
+from reconv.trainer.prepare import PreparedRun, prepare_run
 from reconv.trainer.step import MicroBatchSize
 
 LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time

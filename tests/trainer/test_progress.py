@@ -21,7 +21,7 @@ from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.loop import Trainer
-from reconv.trainer.training_run import RunOutcome, TrainingRun
+from reconv.trainer.run import RunOutcome, TrainingRun
 
 SHORT = {"length": "4step", "data.subset_percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 

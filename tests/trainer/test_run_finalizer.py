@@ -12,7 +12,7 @@ import reconv
 from reconv.core.errors import ExitCode, PreemptedError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import Event, RunEnded, TrainProgress
-from reconv.trainer.training_run import TrainingRun
+from reconv.trainer.run import TrainingRun
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
 GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]

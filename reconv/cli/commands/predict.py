@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reconv.api import Prediction
     from reconv.inference.backends.base import BackendName, Precision
     from reconv.inference.image_reader import DecoderName
+    from reconv.inference.predict import SharedPredictions
     from reconv.inference.predictor import LoadOptions
-    from reconv.inference.ranks import SharedPredictions
 
 _MAX_BAD_LISTED = 5
 
@@ -91,7 +91,7 @@ def predict(
       reconv predict runs/ssd-resnet34/1 street.jpg --save-images boxes/
     """
     check_run(run)
-    from reconv.inference.ranks import PredictArgs, predict_in_ranks
+    from reconv.inference.predict import PredictArgs, predict_in_ranks
     from reconv.storage.work_journal import remove_journal
 
     journal_dir = journal_of(json_file, "predicting")

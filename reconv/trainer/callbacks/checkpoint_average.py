@@ -28,7 +28,7 @@ from reconv.trainer.callbacks.base import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 AVERAGED = "averaged"
 

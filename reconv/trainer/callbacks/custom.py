@@ -24,7 +24,7 @@ from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 _STOP = "stop_reason"
 

@@ -15,7 +15,7 @@ from reconv.trainer.callbacks.base import TrainerCallback
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 MAX_SHARE = 0.01  # of the time is spent on writing reports
 MIN_INTERVAL_S = 2.0  # between two reports

@@ -30,7 +30,7 @@ from reconv.trainer.stop import StopAfter
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 DATA_WAIT = "data wait"
 MAX_OPERATORS = 10

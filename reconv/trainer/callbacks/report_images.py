@@ -32,7 +32,7 @@ from reconv.trainer.step import StepResult
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
-    from reconv.trainer.training_run import TrainingRun
+    from reconv.trainer.run import TrainingRun
 
 NUM_TRAIN_IMAGES, GRID_COLUMNS = 32, 8
 NUM_TRAIN_IMAGES_WITH_BOXES, BOX_COLUMNS, MIN_BOX_TILE_PX = 12, 4, 256  # fewer and larger, so that names are readable

@@ -13,11 +13,11 @@ from reconv.core.errors import ReconvError, UsageError
 from reconv.recipe import plan as planning
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer import prepare_run
+from reconv.trainer import prepare as prepare_run
 from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.loop import Trainer
-from reconv.trainer.training_run import TrainingRun
+from reconv.trainer.run import TrainingRun
 
 SHORT = [("length", "2step", "test"), ("schedule.warmup", "0step", "test"), ("evaluate.every", "2step", "test")]
 

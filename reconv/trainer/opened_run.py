@@ -1,4 +1,7 @@
-"""Resuming a run: which run directory a command refers to, whether it may be resumed, and from which checkpoint.
+"""The run that a command resumes: which directory it is, whether it may go on, and from which checkpoint.
+
+A process looks for it once, reads its recipe once and hashes each byte of its checkpoint once, while it loads it
+(`tests/trainer/test_opened_run.py` counts).
 
 A directory that contains a run is written to only with --resume, with a compatible recipe, and by the process that
 holds its lock.
@@ -10,16 +13,27 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import LoadedCheckpoint, open_store
-from reconv.core.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError, one_of
+from reconv.core.errors import (
+    CheckpointError,
+    ExitCode,
+    RecipeError,
+    ReconvError,
+    RemoteRankError,
+    RunLockedError,
+    UsageError,
+    one_of,
+)
 from reconv.core.message import message
 from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
@@ -93,16 +107,76 @@ class RestorePoint:
             )
 
 
+@dataclass(slots=True)
+class OpenedRun:
+    """The directory of a run that is resumed, with what was read there."""
+
+    run_dir: RunDir
+    _text: str | None = None  # of the recipe
+    _recipe: Recipe | None = None
+    _stamp: tuple[int, int, int] | None = None  # of the recipe's file when it was read
+
+    @property
+    def recipe_text(self) -> str:
+        """The text of the run's own recipe."""
+        if self._text is None:
+            self._stamp = self._recipe_stamp()
+            self._text = yaml_document.read_file(self.run_dir.recipe)
+        return self._text
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's own recipe."""
+        if self._recipe is None:
+            document = yaml_document.read(self.recipe_text)
+            with suppress(ValidationError):  # of another version, or edited
+                self._recipe = None if document.problems else Recipe.model_validate(document.tree)
+            if self._recipe is None:
+                self._recipe = load(str(self.run_dir.recipe)).recipe  # raises errors with their lines
+        return self._recipe
+
+    def lock(self, stack: ExitStack, launch_env: LaunchEnv) -> None:
+        """Lock the directory until the stack is closed; raises if the recipe has changed since it was read."""
+        lock_run_dir(self.run_dir, stack, launch_env)
+        if self._stamp is not None and self._stamp != self._recipe_stamp():
+            raise RunLockedError(
+                "another process has just used this run",
+                where=str(self.run_dir.recipe),
+                why="the recipe changed while the run was opened",
+                then="start the same command again",
+            )
+
+    def _recipe_stamp(self) -> tuple[int, int, int] | None:
+        with suppress(OSError):
+            status = self.run_dir.recipe.stat()
+            return status.st_mtime_ns, status.st_size, status.st_ino
+        return None
+
+
+@dataclass(slots=True)
+class ResumeLookup:
+    """Finds the run that --resume refers to, once: later calls return what the first has found."""
+
+    out: Path | None
+    runs: Path
+    is_resumed: bool = True
+    _found: OpenedRun | None = None
+    _is_done: bool = False
+
+    def find(self, recipe: Recipe) -> OpenedRun | None:
+        """The run in --out, else the newest one of this recipe, unfinished ones first; None if nothing is resumed."""
+        if self.is_resumed and not self._is_done:
+            run_dir = find_run(recipe, out=self.out, runs=self.runs)
+            self._found = None if run_dir is None else OpenedRun(run_dir)
+            self._is_done = True
+        return self._found
+
+
 def find_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
-    """The run that --resume refers to: the one in --out, else the newest one of this recipe, unfinished ones first."""
+    """The directory of the run that --resume refers to."""
     if out is not None:
         return RunDir(out) if RunDir(out).is_run() else None
     return RunDir.newest_unfinished(runs, recipe.name) or next(iter(RunDir.all(runs, recipe.name)), None)
-
-
-def read_data_path(run_dir: RunDir) -> str | None:
-    """Where a run read its data from."""
-    return load(str(run_dir.recipe)).recipe.data.path if run_dir.recipe.is_file() else None
 
 
 def check_out_is_free(out: Path | None, resume: bool) -> None:
@@ -115,30 +189,31 @@ def check_out_is_free(out: Path | None, resume: bool) -> None:
         )
 
 
-def with_durations_of_run(resolved: Resolved, out: Path | None, runs: Path) -> Resolved:
+def with_durations_of_run(resolved: Resolved, lookup: ResumeLookup) -> Resolved:
     """The recipe with the durations of the run that is resumed, where the command gives none."""
-    run_dir = find_run(resolved.recipe, out=out, runs=runs)
-    if run_dir is None or not run_dir.recipe.is_file():
+    run = lookup.find(resolved.recipe)
+    if run is None or not run.run_dir.recipe.is_file():
         return resolved
-    return resolved.with_durations_of(load(str(run_dir.recipe)).recipe)
+    return resolved.with_durations_of(run.recipe)
 
 
 def open_existing(
     recipe: Recipe,
+    lookup: ResumeLookup,
     *,
-    out: Path | None,
-    runs: Path,
     stack: ExitStack,
     launch_env: LaunchEnv,
     command: Sequence[str] = (),
 ) -> tuple[ExistingRun | None, tuple[str, ...]]:
     """Lock the run to resume until the stack is closed, and check the recipe; without one, a note for the log."""
-    run_dir = find_run(recipe, out=out, runs=runs)
-    if run_dir is None:
-        where = f"no run to resume in {out}" if out is not None else f"no run of {recipe.name} in {runs}"
+    run = lookup.find(recipe)
+    if run is None:
+        out = lookup.out
+        where = f"no run to resume in {out}" if out is not None else f"no run of {recipe.name} in {lookup.runs}"
         return None, (f"{where}: starting a new one",)
-    lock_run_dir(run_dir, stack, launch_env)
-    notes, is_longer = check_same_run(run_dir, recipe, command)
+    run.lock(stack, launch_env)
+    run_dir = run.run_dir
+    notes, is_longer = check_same_run(run, recipe, command)
     if run_dir.is_finished() and not is_longer:
         damage = _damage_of_last_checkpoint(run_dir)
         if not damage:
@@ -187,10 +262,10 @@ def _record_final_error(
     return record
 
 
-def check_same_run(run_dir: RunDir, recipe: Recipe, command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+def check_same_run(run: OpenedRun, recipe: Recipe, command: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     """Raise on settings that cannot change on resume; returns notes on the others, and whether the run gets longer."""
-    check_recipe_unchanged(run_dir)
-    old = load(str(run_dir.recipe)).recipe
+    check_recipe_unchanged(run)
+    run_dir, old = run.run_dir, run.recipe
     notes: list[str] = []
     refused: dict[str, tuple[Any, Any]] = {}
     is_longer = _is_longer(old, recipe)
@@ -240,21 +315,22 @@ def _new_run_command(command: Sequence[str], run_dir: Path) -> str:
     return shlex.join(words)
 
 
-def check_recipe_unchanged(run_dir: RunDir) -> None:
+def check_recipe_unchanged(run: OpenedRun) -> None:
     """Raise if `recipe.yaml` of a run was edited in fields that determine the result."""
-    if recipe_digest(yaml_document.read_file(run_dir.recipe)) in read_identity(run_dir).recipe_digests:
+    run_dir = run.run_dir
+    if recipe_digest(run.recipe_text) in read_identity(run_dir).recipe_digests:
         return
     raise RecipeError(
-        "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run_dir)]),
+        "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run)]),
         where=str(run_dir.recipe),
         why="these settings determine the result, and the checkpoints of this run were trained with other ones",
         then=f"undo the change, or train it as a new run: reconv train '{run_dir.recipe}' --out DIR",
     )
 
 
-def _edited_fields(run_dir: RunDir) -> list[str]:
+def _edited_fields(run: OpenedRun) -> list[str]:
     """How `recipe.yaml` differs from the recipe in the newest checkpoint, if there is one that can be read."""
-    store = open_store(run_dir)
+    store = open_store(run.run_dir)
     newest = store.newest().path
     if newest is None:
         return ["fields that determine the result differ"]
@@ -262,7 +338,7 @@ def _edited_fields(run_dir: RunDir) -> list[str]:
         trained = Recipe.model_validate(store.read_state(newest).get("recipe"))
     except ValueError:  # of another version
         return [f"fields that determine the result differ from those in {newest.name}"]
-    changed = differences(trained, load(str(run_dir.recipe)).recipe)
+    changed = differences(trained, run.recipe)
     return [
         f"{name}: {show(before)} in {newest.name}, {show(after)} in recipe.yaml"
         for name, (before, after) in changed.items()
@@ -277,11 +353,11 @@ def _is_longer(old: Recipe, new: Recipe) -> bool:
 def find_restore_point(run_dir: RunDir) -> RestorePoint:
     """Load the newest intact checkpoint of a run; damaged ones are skipped with a note."""
     store = open_store(run_dir)
-    newest = store.newest()
+    newest, loaded = store.load_newest()
     notes = tuple(
         f"checkpoint {path.name} is damaged ({reason}): using an older one" for path, reason in newest.skipped
     )
-    if newest.path is None:
+    if newest.path is None or loaded is None:
         if newest.skipped:
             path, reason = newest.skipped[0]
             raise CheckpointError(
@@ -290,7 +366,6 @@ def find_restore_point(run_dir: RunDir) -> RestorePoint:
                 then="start a new run without --resume; nothing was deleted",
             )
         return RestorePoint(None, (_no_checkpoint_note(run_dir),))
-    loaded = store.load(newest.path)
     check_state(loaded.state, newest.path)
     return RestorePoint(loaded, notes)
 
