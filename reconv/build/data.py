@@ -14,6 +14,7 @@ import numpy as np
 
 from reconv.core.errors import DataError, ResourceError, UsageError
 from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.checked_rows import WrongImages
 from reconv.data.dataset import Dataset, LabelError, Split
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import with_transfer_dtype
@@ -51,6 +52,7 @@ class Datasets:
     num_val_left_out: int = 0  # by evaluate.num_samples
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
     notes: tuple[str, ...] = ()  # where these names come from
+    wrong_images: WrongImages | None = None  # with engine.verify
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,6 +136,17 @@ def with_cache(recipe: Recipe, datasets: Datasets, available_bytes: int | None, 
         )
     budget = CacheBudget(available_bytes // 2 // num_ranks)
     return replace(datasets, train=cache_samples(datasets.train, budget), val=cache_samples(datasets.val, budget))
+
+
+def with_checked_images(recipe: Recipe, datasets: Datasets) -> Datasets:
+    """With `engine.verify`, the datasets with digests of the images that they keep in memory."""
+    if recipe.engine.verify == "off":
+        return datasets
+    wrong = WrongImages()
+    for dataset in (datasets.train, datasets.val):
+        if isinstance(dataset, ArrayDataset | CachedDataset):
+            dataset.check_images(wrong)
+    return replace(datasets, wrong_images=wrong)
 
 
 def cache_size(datasets: Datasets) -> CacheSize | None:

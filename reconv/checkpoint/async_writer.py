@@ -44,6 +44,11 @@ class AsyncWriter:
         self._finished: deque[_Write[object]] = deque()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is running."""
+        return self._running is not None
+
     def submit(
         self,
         step: int,

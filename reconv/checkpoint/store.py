@@ -28,6 +28,7 @@ from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import FileEntry, Manifest
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.safetensors_bytes import encode_pieces
+from reconv.core.bits import bits_sum
 from reconv.core.errors import CheckpointError, UnreadableRunError
 from reconv.core.message import message
 from reconv.logging.run_dir import RunDir
@@ -74,6 +75,14 @@ class LoadedCheckpoint:
     state: dict[str, Any]
 
 
+class WrongTensorError(Exception):
+    """A tensor that was to be saved is not what was digested on its device; nothing was saved."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"{tensor} has changed in memory before it was on disk")
+        self.tensor = tensor
+
+
 class MisplacedCheckpointError(CheckpointError):
     """A checkpoint that is not what its place says: of another run, another recipe or another step."""
 
@@ -106,11 +115,17 @@ class CheckpointStore:
         self.identity = identity
 
     def save(
-        self, step: int, parts: Parts, state: Mapping[str, Any], headers: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        step: int,
+        parts: Parts,
+        state: Mapping[str, Any],
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+        digests: Mapping[str, Mapping[str, int]] | None = None,
     ) -> SavedCheckpoint:
         """Write a checkpoint; when this returns it is on disk under its final name.
 
-        The tensors must not change until then. `headers` has the metadata of parts that are weights files.
+        The tensors must not change until then. `headers` has the metadata of parts that are weights files. With
+        `digests` the files are read again, and `WrongTensorError` is raised for a tensor with another `bits_sum`.
         """
         temporary = self._hidden("tmp", step)
         final = self.folder / folder_name(step)
@@ -122,6 +137,8 @@ class CheckpointStore:
             self.remove_leftovers()
             self._check_space(parts)
             manifest = self._write(temporary, step, parts, state, headers or {})
+            if digests is not None:
+                self._check_digests(temporary, manifest, digests)
             self._publish(temporary, final, step)
             return manifest
 
@@ -133,6 +150,30 @@ class CheckpointStore:
                 self.files.rmtree(temporary)
             raise failure from error
         return SavedCheckpoint(final, manifest.num_bytes)
+
+    def _check_digests(self, folder: Path, manifest: Manifest, digests: Mapping[str, Mapping[str, int]]) -> None:
+        """Compare the files of a checkpoint, as the system has them, with digests of what was to be saved."""
+        try:
+            for part, expected in digests.items():
+                name = f"{part}{SUFFIX}"
+                try:
+                    tensors = safetensors.torch.load(
+                        manifests.read_verified(folder / name, manifest.files[name], self.files)
+                    )
+                except CheckpointError as error:
+                    raise WrongTensorError(name) from error
+                for tensor, digest in expected.items():
+                    if int(bits_sum(tensors[tensor])) != digest:
+                        raise WrongTensorError(f"{part}.{tensor}")
+        except WrongTensorError:
+            self.files.rmtree(folder)
+            raise
+
+    def discard_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps."""
+        with disk_errors(self.folder, fs=self.files):
+            later = [self.path(saved) for saved in self.steps() if saved > step]
+            self._delete([path for path in later if not self._is_misplaced(path)])
 
     def newest(self) -> NewestCheckpoint:
         """The newest checkpoint that passes the full check, and which newer ones are damaged or cannot be read.

@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     RANK_LOST = 7  # or the processes of a server end again and again
     RUN_LOCKED = 8  # another process is using the run directory
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run
+    FAULTY_DEVICE = 10  # engine.verify has found wrong bits on the same rank twice
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
     PIPE_CLOSED = 141  # the reader of the output has closed it, as in `reconv recipes | head -1`
@@ -162,6 +163,12 @@ class ExportError(ReconvError):
     """An exported model gives other results than the trained one; it was not written."""
 
     code = ExitCode.EXPORT
+
+
+class FaultyDeviceError(ReconvError):
+    """A device or its memory has computed or kept wrong bits, again; found by all ranks at the same step."""
+
+    code = ExitCode.FAULTY_DEVICE
 
 
 class PreemptedError(ReconvError):

@@ -139,7 +139,8 @@ def configure_algorithms(device: Device, engine: EngineConfig, num_steps: int | 
     `num_steps` is the length of a training run: timing the algorithms of convolutions takes seconds (ResNet-50 on an
     H200: 2.2), and makes a step shorter by 0.1 to 1 ms (benchmarks/LOG.md).
     """
-    is_deterministic = engine.deterministic
+    # Steps that are computed again must have the same bits; on a CPU they have them anyway.
+    is_deterministic = engine.deterministic or (engine.verify != "off" and device.kind == "cuda")
     if is_deterministic:
         # cuBLAS reads it when it is initialized, and is not deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -59,6 +59,23 @@ def broadcast(item: T | None, source: int = 0) -> T:
     return cast(T, item if is_source else _decode_from(source, sent))
 
 
+def exchange(item: T, target: int, source: int) -> T:
+    """Send an item to one rank and return that of another one; called by every rank."""
+    content = encode(item)
+    lengths = [torch.tensor([len(content)], dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
+    _send_and_receive(lengths[0], target, lengths[1], source)
+    received = torch.empty(_checked_length(int(lengths[1])), dtype=torch.uint8)
+    _send_and_receive(torch.frombuffer(content, dtype=torch.uint8), target, received, source)
+    return cast(T, _decode_from(source, received))
+
+
+def _send_and_receive(sent: Tensor, target: int, received: Tensor, source: int) -> None:
+    work = dist.isend(sent, target)
+    dist.recv(received, source)
+    assert work is not None
+    work.wait()
+
+
 def _checked_length(length: int) -> int:
     if not _LENGTH_BYTES <= length <= _MAX_BYTES:
         raise RankLostError(f"another rank announces an object of {length:,} bytes", why=_FOREIGN)

@@ -34,8 +34,12 @@ class DataParallelStrategy(ParallelStrategy):
     def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, config: StrategyConfig) -> None:
         self._process_group = process_group
         self._config = config
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.rank, self.world_size = process_group.rank, process_group.world_size
         self._norm_group = _norm_group(process_group.rank, process_group.world_size, config.ranks_per_group)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
 
     def all_reduce(self, value: Number) -> Number:
         return self._process_group.all_reduce(value)
@@ -55,6 +59,7 @@ class DDPStrategy(DataParallelStrategy):
         super().__init__(process_group, model, config)
         self._model = model
         self._ddp: DistributedDataParallel | None = None
+        self._has_reduced = False  # in a step before this one
         self._reduce = _all_reduce_bf16 if config.compress == "bf16" else _all_reduce
         self._buckets: list[tuple[int, torch.dtype]] = []  # of the last step: number of elements, dtype
         self._device = process_group.device
@@ -71,12 +76,22 @@ class DDPStrategy(DataParallelStrategy):
         self._ddp.register_comm_hook(None, lambda state, bucket: strategy._reduce_bucket(bucket))
         return self._ddp
 
+    def unwrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return forward.module if isinstance(forward, DistributedDataParallel) else forward
+
+    @property
+    def repeats_bits(self) -> bool:
+        """After its first step torch makes other buckets, and the sum of three ranks depends on the bucket."""
+        return self.world_size <= 2 or self._has_reduced
+
     def _reduce_bucket(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Reduce one bucket, and note its size: torch rebuilds its buckets after the first step."""
         if bucket.index() == 0:
+            self._has_reduced = len(self._buckets) > 0
             self._buckets = []
         buffer = bucket.buffer()
         self._buckets.append((buffer.numel(), buffer.dtype))
+        self._record([buffer])
         return self._reduce(buffer)
 
     def gradient_traffic(self) -> GradientTraffic:

@@ -60,7 +60,13 @@ _FAILED = "failed"  # the key of the first error in the store
 SAVING = "saving"  # the phase that is never interrupted
 RESUME = "run the same command with --resume; torchrun --max-restarts does so by itself"
 # Found by all ranks at the same step, so that none needs to report it to the others.
-_ON_ALL_RANKS = (ExitCode.PREEMPTED, ExitCode.DIVERGED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+_ON_ALL_RANKS = (
+    ExitCode.PREEMPTED,
+    ExitCode.DIVERGED,
+    ExitCode.INTERRUPTED,
+    ExitCode.TERMINATED,
+    ExitCode.FAULTY_DEVICE,
+)
 
 
 class RankState(Enum):

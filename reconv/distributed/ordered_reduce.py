@@ -27,7 +27,6 @@ class OrderedReduceStrategy(DataParallelStrategy):
 
     def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, config: StrategyConfig) -> None:
         super().__init__(process_group, model, config)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._pass_grads: list[list[Tensor]] = []  # of each pass: its gradients, one flat tensor per dtype
 
     @contextmanager
@@ -39,11 +38,15 @@ class OrderedReduceStrategy(DataParallelStrategy):
             for parameter in self._parameters if enabled else ():
                 parameter.grad = None
 
+    def keeps_passes_apart(self, rank: int) -> bool:
+        return rank > 0
+
     def _grads(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def reduce_gradients(self) -> None:
         grads = self._grads()
+        self._record(grads if self.rank == 0 else [part for parts in self._pass_grads for part in parts])
         if self.rank == 0:
             sums = flatten(grads)
         else:

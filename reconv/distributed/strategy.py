@@ -6,12 +6,14 @@ the methods in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+
+from reconv.core.bits import bits_sum
 
 Number = TypeVar("Number", bound=Tensor | float)
 GroupStats = Sequence[tuple[int, Tensor]]  # of each batch-norm group: number of samples, flat statistics
@@ -52,10 +54,42 @@ class ParallelStrategy:
     rank = 0
     world_size = 1
     is_pipeline = False  # whether the model's stages are on several ranks
+    _digests: list[Tensor] | None = None  # of this rank's gradients, while they are recorded
 
     def wrap(self, forward: Callable[..., object]) -> Callable[..., object]:
         """The forward function that a step must call."""
         return forward
+
+    @property
+    def repeats_bits(self) -> bool:
+        """Whether a step that is computed again gives the same bits."""
+        return True
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Tensor]]:
+        """Collect digests of this rank's gradients inside, taken before they are added to those of others."""
+        digests: list[Tensor] = []
+        self._digests = digests
+        try:
+            yield digests
+        finally:
+            self._digests = None
+
+    def _record(self, gradients: Sequence[Tensor]) -> None:
+        if self._digests is not None:
+            self._digests += [bits_sum(gradient) for gradient in gradients]
+
+    def unwrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward function of one rank alone, of the one that `wrap` has returned."""
+        return forward
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients the ranks add."""
+        return []
+
+    def keeps_passes_apart(self, rank: int) -> bool:
+        """Whether a rank adds the gradients of its passes only to the sum that it receives from another one."""
+        return False
 
     def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
         """Wraps each forward and backward pass; enabled for all but the last of a step, as in DDP."""

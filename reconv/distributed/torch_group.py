@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from reconv.core.batch import Batch
 from reconv.core.errors import RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.device import count_devices, load_backend
 from reconv.distributed import collectives
@@ -90,6 +91,15 @@ class DistributedProcessGroup(ProcessGroup):
 
     def all_gather(self, item: T) -> list[T]:
         return collectives.all_gather(item)
+
+    def exchange_batches(self, batches: Sequence[Batch], shift: int) -> list[Batch]:
+        sent = [(dict(batch.tensors), batch.positions, batch.groups) for batch in batches]
+        target, source = (self.rank + shift) % self.world_size, (self.rank - shift) % self.world_size
+        received = collectives.exchange(sent, target, source)
+        return [Batch(tensors, positions, groups).map(self._move) for tensors, positions, groups in received]
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
 
     def on_rank0(self, function: Callable[[], T]) -> T:
         if self.is_rank0:

@@ -28,6 +28,7 @@ from reconv.logging.events import (
     NonFiniteStep,
     RunEnded,
     TrainProgress,
+    WrongBits,
     encode,
 )
 
@@ -241,7 +242,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
 
 def _style(event: Event) -> str:
     match event:
-        case NonFiniteStep():
+        case NonFiniteStep() | WrongBits():
             return "bold red"
         case LogMessage(level="warning") | BadImageSkipped():
             return "yellow"

@@ -19,6 +19,7 @@ from reconv.logging.events import (
     RunEnded,
     RunPlanned,
     TrainProgress,
+    WrongBits,
 )
 
 MAX_ALIKE = 3  # warnings of a kind that are printed; the others are counted
@@ -85,6 +86,11 @@ class ConsoleLines:
                 then = "stopping" if event.action == "stop" else "update skipped"
                 text = f"step {event.step:,}: non-finite loss or gradient (loss {fmt.number(event.loss)}); {then}"
                 return [text] if event.action == "stop" else self._fold("non-finite steps", text)
+            case WrongBits():
+                went_back = f"; going back to step {event.to_step:,}" if event.to_step < event.step else ""
+                return [
+                    f"step {event.step:,}: wrong bits on rank {event.rank} in {event.tensor} ({event.how}){went_back}"
+                ]
             case BadImageSkipped():
                 text = f"warning: skipped a bad {event.split} image: {event.path}: {event.reason}"
                 return self._fold("bad images", text)

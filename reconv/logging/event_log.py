@@ -32,6 +32,7 @@ from reconv.logging.events import (
     RunPlanned,
     ScalarLogged,
     TrainProgress,
+    WrongBits,
     encode,
     event_of,
 )
@@ -211,14 +212,15 @@ def read_events(path: Path) -> list[Event]:
 
 
 def latest_by_step(events: Iterable[Event]) -> list[Event]:
-    """The events that are still valid: a resume discards the steps after its own, and a step counts once.
+    """The events that are still valid: who resumes or goes back discards the steps after that, and a step counts once.
 
     Messages and ends are kept; an image is replaced by the next one with its title.
     """
     kept: dict[tuple[Any, ...], Event] = {}
     for number, event in enumerate(events):
-        if isinstance(event, AttemptStarted):
-            discarded = [key for key, old in kept.items() if _step(old) > event.from_step]
+        if isinstance(event, AttemptStarted | WrongBits):
+            first = event.from_step if isinstance(event, AttemptStarted) else event.to_step
+            discarded = [key for key, old in kept.items() if _step(old) > first]
             for key in discarded:
                 del kept[key]
         key = _key(event, number)

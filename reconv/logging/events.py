@@ -135,6 +135,18 @@ class NonFiniteStep(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WrongBits(Event):
+    """`engine.verify` has found bits that hardware got wrong; the run goes back to an earlier state."""
+
+    kind: ClassVar[str] = "wrong_bits"
+    step: int  # steps done before
+    rank: int
+    tensor: str
+    how: str  # at rest, replay, other rank, ranks, image or checkpoint
+    to_step: int  # the steps that are still valid
+
+
+@dataclass(frozen=True, slots=True)
 class BadImageSkipped(Event):
     """A file cannot be read or decoded and is skipped from now on; logged once per run."""
 
@@ -222,6 +234,7 @@ _CLASSES: dict[str, type[Event]] = {
         ScalarLogged,
         CheckpointSaved,
         NonFiniteStep,
+        WrongBits,
         BadImageSkipped,
         DataWait,
         LogMessage,

@@ -18,9 +18,10 @@ from reconv.build.train_state import TrainState
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.best import BestCheckpoint, best_evaluation, write_best
 from reconv.checkpoint.run_identity import read_identity
-from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
+from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint, SavedCheckpoint, WrongTensorError, folder_name
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
-from reconv.core.errors import DivergedError
+from reconv.core.bits import bits_sum
+from reconv.core.errors import DivergedError, FaultyDeviceError
 from reconv.core.version import __version__
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -29,6 +30,7 @@ from reconv.logging.events import CheckpointSaved
 from reconv.recipe.schema import Recipe
 from reconv.trainer.progress import Counters
 from reconv.trainer.step import MicroBatchSize
+from reconv.trainer.verifier import Finding
 
 if TYPE_CHECKING:
     from reconv.trainer.run import TrainingRun
@@ -52,7 +54,7 @@ class RunCheckpointer:
         self._run = run
         self._state = train_state
         self._bad_samples = bad_samples
-        self._micro_batch_size = micro_batch_size
+        self.micro_batch_size = micro_batch_size
         self._writer = writer
         identity = run.process_group.on_rank0(lambda: read_identity(run.run_dir))
         self._store = CheckpointStore(run.run_dir.checkpoints, identity=identity)
@@ -61,6 +63,53 @@ class RunCheckpointer:
         self._time_to_save = False
         self._completed_step: int | None = None  # of the last save that was followed by retention
         self.saved_step = run.restore_point.saved_step
+        self.findings: list[Finding] = []  # checkpoints that were wrong in memory, and are not on disk
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint of this rank is being written."""
+        return self._writer.is_busy
+
+    def take_findings(self) -> list[Finding]:
+        """The checkpoints that were found wrong since the last call."""
+        taken, self.findings = self.findings, []
+        return taken
+
+    def go_back(self, counters: Counters) -> None:
+        """Delete the checkpoints of later steps, which may be wrong, and undo a later rewind."""
+
+        def discard() -> int:
+            self._writer.wait()
+            self.take_findings()
+            if self._run.plan.save is None:
+                return self.saved_step
+            self._store.discard_after(counters.step)
+            write_best(self._run.run_dir, self._best(counters))
+            return max(self._store.steps(), default=-1)
+
+        self.saved_step = self._run.process_group.on_rank0(discard)
+        self._state.lr_schedule.factor = float(counters.divergence.get("lr_factor", 1.0))
+
+    def reload(self, last_step: int | None) -> Counters:
+        """Load the newest checkpoint of a step up to `last_step`; returns its counters."""
+
+        def load() -> LoadedCheckpoint:
+            self._writer.wait()
+            if last_step is not None:
+                self._store.discard_after(last_step)
+            newest = self._store.newest().path
+            if newest is None:
+                raise FaultyDeviceError(
+                    "wrong bits, and no state that is proved right is left",
+                    why="every copy in memory is damaged, and there is no checkpoint",
+                    then="start again on other hardware, with save.every",
+                )
+            return self._store.load(newest)
+
+        loaded = self._run.process_group.on_rank0(load)
+        self._state.load_state_dict(loaded.parts, source=folder_name(loaded.step))
+        self.micro_batch_size.max_groups = loaded.state["micro_groups"]
+        return Counters.from_state(loaded.state)
 
     def is_time_to_save(self) -> bool:
         """Whether an interval in minutes has passed on this rank."""
@@ -142,21 +191,34 @@ class RunCheckpointer:
             "skipped": counters.skipped,
             **({"callbacks": counters.callbacks} if counters.callbacks else {}),
             **({"divergence": counters.divergence} if counters.divergence else {}),
-            "micro_groups": self._micro_batch_size.max_groups,
+            "micro_groups": self.micro_batch_size.max_groups,
             "bad_images": self._bad_samples.state(counters.step),
         }
         step, best = counters.step, self._best(counters)
-        tensors = snapshot(self._state.state_dict(), self._run.device)
+        state_dict = self._state.state_dict()
+        tensors = snapshot(state_dict, self._run.device)
+        digests = self._digests(state_dict) if self._run.recipe.engine.verify != "off" else None
         copy_s = time.perf_counter() - start_s
 
-        def write() -> tuple[SavedCheckpoint, float, float]:
+        def write() -> tuple[SavedCheckpoint | WrongTensorError, float, float]:
             began_s = time.perf_counter()
-            saved = self._write(step, tensors(), metadata, best)
+            saved: SavedCheckpoint | WrongTensorError
+            try:
+                saved = self._write(step, tensors(), metadata, best, digests and digests())
+            except WrongTensorError as error:
+                saved = error
             ended_s = time.perf_counter()
             return saved, ended_s - start_s, ended_s - began_s
 
-        def log(written: tuple[SavedCheckpoint, float, float], blocked_s: float, replaced: tuple[int, ...]) -> None:
+        def log(
+            written: tuple[SavedCheckpoint | WrongTensorError, float, float],
+            blocked_s: float,
+            replaced: tuple[int, ...],
+        ) -> None:
             saved, wall_s, write_s = written
+            if isinstance(saved, WrongTensorError):
+                self.findings.append(Finding(self._run.process_group.rank, step, saved.tensor, "checkpoint"))
+                return
             path = str(saved.path.relative_to(self._run.run_dir.path))
             stall_s = copy_s + blocked_s
             self._run.logger.log(
@@ -173,10 +235,23 @@ class RunCheckpointer:
         tensors: Mapping[str, Mapping[str, Tensor]],
         metadata: Mapping[str, Any],
         best: BestCheckpoint | None,
+        digests: Mapping[str, Mapping[str, int]] | None,
     ) -> SavedCheckpoint:
-        saved = self._store.save(step, tensors, metadata, weights_headers(metadata, self._run.recipe, step))
+        headers = weights_headers(metadata, self._run.recipe, step)
+        saved = self._store.save(step, tensors, metadata, headers, digests)
         self._after_save(step, best)
         return saved
+
+    def _digests(self, parts: Mapping[str, Mapping[str, Tensor]]) -> Callable[[], dict[str, dict[str, int]]]:
+        """Start to digest tensors as they are now, on their device; call the result, in any thread, to wait for it."""
+        on_device = torch.stack([bits_sum(tensor) for tensors in parts.values() for tensor in tensors.values()])
+        copied, names = self._run.device.copy_to_host(on_device), {part: list(parts[part]) for part in parts}
+
+        def wait() -> dict[str, dict[str, int]]:
+            numbers = iter(copied().tolist())
+            return {part: {name: next(numbers) for name in names[part]} for part in names}
+
+        return wait
 
     def _after_save(self, step: int, best: BestCheckpoint | None) -> None:
         config = self._run.recipe.save

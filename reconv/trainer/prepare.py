@@ -24,6 +24,7 @@ from reconv.build.data import (
     fills_from_files,
     open_datasets,
     with_cache,
+    with_checked_images,
     with_data_path,
 )
 from reconv.build.derived_recipe import HeadMeasurement, load_derived
@@ -95,7 +96,8 @@ class PreparedRun:
 def open_cached_datasets(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
     """The datasets of a run, cached in memory if the recipe asks for it."""
     available_bytes = available_memory_bytes(Machine())
-    return with_cache(recipe, open_datasets(recipe), available_bytes, process_group.world_size)
+    datasets = with_cache(recipe, open_datasets(recipe), available_bytes, process_group.world_size)
+    return with_checked_images(recipe, datasets)
 
 
 @contextmanager

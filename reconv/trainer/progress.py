@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,17 @@ class Counters:
     callbacks: dict[str, Any] = field(default_factory=dict)  # the state of the user's callbacks, by name
     divergence: dict[str, Any] = field(default_factory=dict)  # the state of the divergence guard, and `lr_factor`
 
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Counters:
+        """The counters in the state of a checkpoint."""
+        own = state.get("callbacks", {}), dict(state.get("divergence", {}))
+        return cls(state["step"], list(state["history"]), state["skipped"], *own)
+
+    def go_back(self, earlier: Counters) -> None:
+        """Take the values of an earlier step."""
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(earlier, counter.name))
+
     def values(self, metric: str, weights: str) -> list[float]:
         """A metric at each evaluation of some weights, in order."""
         return [h["metrics"][metric] for h in self.history if h["weights"] == weights]
@@ -47,6 +58,10 @@ class _PendingProgress:
     has_loss_scale: bool
 
 
+# The result of the last step; the sums of loss, metrics and weight.
+ProgressSums = tuple[StepResult | None, Tensor | None, dict[str, Tensor], Tensor | float]
+
+
 class ProgressLogger:
     """Sums loss and metrics on the device between two log points, and logs their means with the throughput.
 
@@ -60,13 +75,24 @@ class ProgressLogger:
         self._state = train_state
         self._pending: _PendingProgress | None = None
         self.is_deferred = run.device.kind != "cpu" and run.plan.log.steps != 1
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Begin new sums."""
         self._last: StepResult | None = None
         self._loss: Tensor | None = None
         self._metrics: dict[str, Tensor] = {}
         self._weight: Tensor | float = 0.0
+
+    def state(self) -> ProgressSums:
+        """The sums so far, to continue from with `go_back`."""
+        return self._last, self._loss, dict(self._metrics), self._weight
+
+    def go_back(self, state: ProgressSums) -> None:
+        """Continue from sums of an earlier step."""
+        self._pending = None
+        self._last, self._loss, self._metrics, self._weight = state
+        self._metrics = dict(self._metrics)
 
     def add(self, result: StepResult) -> None:
         """Add the result of a step, without reading it."""
@@ -101,7 +127,7 @@ class ProgressLogger:
         values = (self._loss, self._weight, self._last.grad_norm, 1.0 if loss_scale is None else loss_scale)
         read = run.device.copy_to_host(_stack((*values, *self._metrics.values()), self._loss))
         self._pending = _PendingProgress(make_event, tuple(self._metrics), read, loss_scale is not None)
-        self._reset()
+        self.reset()
         if not self.is_deferred:
             self.flush()
 

@@ -84,6 +84,7 @@ from reconv.trainer.prepare import PreparedRun, local_out, prepare_run, print_ea
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step, out_of_memory_error
 from reconv.trainer.stop import StopAfter, StopSignal
+from reconv.trainer.verifier import Verifier
 
 if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
@@ -231,6 +232,7 @@ class TrainingRun(PreparedRun):
         train_state = build_train_state(self, self.logger)
         bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
         micro_batch_size = MicroBatchSize(self.plan.micro_groups)
+        verifier = Verifier.for_run(self, train_state)
         counters = self._restore(train_state)
         guard = DivergenceGuard(self.recipe, self.plan, self.run_dir.path, counters.divergence)
         # Graphs of steps and evaluations share their memory; a step that is built again has a capture of its own.
@@ -242,6 +244,7 @@ class TrainingRun(PreparedRun):
             self.logger,
             annotate=profiler.annotate,
             micro_batch_size=micro_batch_size,
+            digests=None if verifier is None else verifier.digests,
         )
         eval_loader = self._eval_loader(bad_samples, context)
         trainer = Trainer(
@@ -263,6 +266,7 @@ class TrainingRun(PreparedRun):
                 *self._callbacks(stage_times, counters),
             ],
             counters=counters,
+            verifier=verifier,
             stop_after=self.stop_after,
             liveness=LivenessFile(self.run_dir.alive if self.process_group.is_rank0 else None),
         )
@@ -286,9 +290,7 @@ class TrainingRun(PreparedRun):
             return Counters()
         source = self.run_dir.checkpoints / folder_name(self.restore_point.step)
         train_state.load_state_dict(self.restore_point.loaded.parts, source=str(source))
-        state = self.restore_point.state
-        own = state.get("callbacks", {}), dict(state.get("divergence", {}))
-        return Counters(state["step"], list(state["history"]), state["skipped"], *own)
+        return Counters.from_state(self.restore_point.state)
 
     def _train_loader(self, bad_samples: BadSamples, context: DataContext) -> TrainLoader:
         replica = (
@@ -307,7 +309,7 @@ class TrainingRun(PreparedRun):
             bad_samples,
             self.process_group,
             context,
-            keeps_decoded=True,
+            keeps_decoded=self.recipe.engine.verify == "off",  # kept batches have no digests
         )
 
     def _nan_guard(self, train_state: TrainState, counters: Counters, guard: DivergenceGuard) -> NanGuard:

@@ -19,6 +19,7 @@ from reconv.build.model import build_graph_capture
 from reconv.build.preprocess import build_train_preprocess
 from reconv.build.train_state import TrainState, parallelize
 from reconv.core.batch import Batch, Preprocess
+from reconv.core.bits import bits_sum
 from reconv.core.errors import ResourceError
 from reconv.device import is_out_of_memory
 from reconv.device.graphs import CallGraphs, GraphCapture, batch_shape
@@ -36,6 +37,7 @@ from reconv.precision import PrecisionPolicy
 from reconv.tasks.base import LossSums, Task
 
 if TYPE_CHECKING:
+    from reconv.core.bits import StateDigests
     from reconv.trainer.prepare import PreparedRun
 
 
@@ -106,6 +108,7 @@ class TrainStep:
     step_boundary: Callable[[], None] = lambda: None  # for devices that collect lazy operations into graphs
     graphs: StepGraphs | None = None
     oom_retry: OomRetry | None = None
+    digests: StateDigests | None = None  # with engine.verify: compared before the update, and renewed after it
 
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
@@ -116,13 +119,44 @@ class TrainStep:
         self.step_boundary()
         return result
 
-    def run_once(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+    def repeat(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run a step again, in the way in which it ran before: eagerly or as a captured graph."""
+        if self.oom_retry is not None:
+            micro_batches = self.oom_retry.split(micro_batches)
+        result = self.run_once(step, micro_batches, is_repeated=True)
+        self.step_boundary()
+        return result
+
+    def run_once(self, step: int, micro_batches: Sequence[Batch], is_repeated: bool = False) -> StepResult:
         """Run the step once, eagerly or as a captured graph."""
         ema_weight = 0.0 if self.ema is None else self.ema.weight_at(step)
         scalars = StepScalars(step, self.lr_schedule(step), ema_weight)
         if self.graphs is None:
             return self._run_eager(scalars, micro_batches)
-        return self.graphs.run(self._run_eager, scalars, micro_batches)
+        return self.graphs.run(self._run_eager, scalars, micro_batches, is_repeated)
+
+    def local_gradients(self, step: int, micro_batches: Sequence[Batch], apart: bool) -> Tensor:
+        """The digest of this rank's gradients of a batch before they are added to those of other ranks.
+
+        Nothing is updated. `apart`: the sum of the digests of each pass, else the digest of their gradients' sum.
+        """
+        weight = self.strategy.all_reduce(sum(self.task.weight(batch) for batch in micro_batches))
+        self.optimizer.zero_grad()
+        digests: list[Tensor] = []
+        model, parameters = self.strategy.unwrap(self.model), self.strategy.parameters()
+
+        def collect() -> None:
+            digests.extend(bits_sum(p.grad) for p in parameters if p.grad is not None)
+
+        for batch in list(self.forward_batches(micro_batches)):
+            self._one_pass(model, step, batch, weight)
+            if apart:
+                collect()
+                self.optimizer.zero_grad()
+        if not apart:
+            collect()
+        self.reset()
+        return torch.stack(digests).sum()
 
     def _run_eager(self, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         """Launch every operation of the step; nothing but `scalars` depends on the step number."""
@@ -154,15 +188,21 @@ class TrainStep:
 
     def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
         with self.strategy.no_sync(enabled=not is_last):
-            with self.annotate("forward"):
-                prepared = self.preprocess(batch, step)
-                self.layer_state.set_micro_batch(prepared, step)
-                with self.precision.autocast():
-                    outputs = self.model(prepared["images"])
-                sums = self.task.loss(outputs, prepared)
-            with self.annotate("backward"):
-                self.precision.scale(sums.loss / weight).backward()
-            self.step_boundary()
+            return self._one_pass(self.model, step, batch, weight)
+
+    def _one_pass(
+        self, model: Callable[..., Any], step: int | Tensor, batch: Batch, weight: Tensor | float
+    ) -> LossSums:
+        """The loss of one batch, and its gradients added to those that are there."""
+        with self.annotate("forward"):
+            prepared = self.preprocess(batch, step)
+            self.layer_state.set_micro_batch(prepared, step)
+            with self.precision.autocast():
+                outputs = model(prepared["images"])
+            sums = self.task.loss(outputs, prepared)
+        with self.annotate("backward"):
+            self.precision.scale(sums.loss / weight).backward()
+        self.step_boundary()
         return sums
 
     def _run_pipeline(self, step: int | Tensor, batches: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
@@ -191,11 +231,15 @@ class TrainStep:
             ok = are_finite(loss, grad_norm)
             if self.clip_grad is not None:
                 self.clip_grad(self.optimizer.params_with_grad(), grad_norm)
+            if self.digests is not None:
+                self.digests.check(scalars.step)
             self.optimizer.step(scalars.lr, ok)
             self.layer_state.commit(ok)
             if self.ema is not None:
                 self.ema.update(scalars.ema_weight, ok)
             self.precision.update(ok)
+            if self.digests is not None:
+                self.digests.record()
         return grad_norm, ok
 
 
@@ -215,10 +259,17 @@ class StepGraphs:
     def __post_init__(self) -> None:
         self._graphs = CallGraphs(self.device, _cloned, partial(self.phases.during, Phase.KERNELS))
 
-    def run(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
-        """Run a step eagerly the first times it sees a shape of batch, then capture and replay it."""
+    def run(
+        self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch], is_repeated: bool = False
+    ) -> StepResult:
+        """Run a step eagerly the first times it sees a shape of batch, then capture and replay it.
+
+        A step that is repeated runs as it did before, and does not count.
+        """
         shape = tuple(batch_shape(batch) for batch in micro_batches)
         values = (int(scalars.step), float(scalars.lr), float(scalars.ema_weight))
+        if shape not in self._graphs and is_repeated:
+            return self.device.run_on_stream(lambda: run_eager(scalars, micro_batches))
         if shape not in self._graphs:
             num_runs = self._num_runs[shape] = self._num_runs.get(shape, 0) + 1
             if num_runs <= self.warmup_steps or self._graphs.is_full:
@@ -251,6 +302,7 @@ def build_train_step(
     micro_batch_size: MicroBatchSize | None = None,
     strategy: ParallelStrategy | None = None,
     graph_capture: GraphCapture | None = None,
+    digests: StateDigests | None = None,
 ) -> TrainStep:
     """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
 
@@ -281,6 +333,7 @@ def build_train_step(
         step_boundary=run.device.step_boundary,
         graphs=graphs,
         oom_retry=oom_retry,
+        digests=digests,
     )
 
 
@@ -320,7 +373,7 @@ class OomRetry:
     def run(self, train_step: TrainStep, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Run the step, with smaller and smaller micro-batches until it fits."""
         while True:
-            split = self._split(micro_batches)
+            split = self.split(micro_batches)
             try:
                 return train_step.run_once(step, split)
             except Exception as error:
@@ -333,10 +386,11 @@ class OomRetry:
             self.micro_batch_size.halve(num_groups)
             train_step.reset()
             self.release_memory()
-            after = max(len(batch) for batch in self._split(micro_batches))
+            after = max(len(batch) for batch in self.split(micro_batches))
             self.warn(f"out of memory with micro-batches of {before}: repeating the step with {after}", step)
 
-    def _split(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+    def split(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        """The micro-batches, none larger than what is known to fit."""
         return [part for batch in micro_batches for part in batch.split(self.micro_batch_size.max_groups)]
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from reconv import __version__
 from reconv.checkpoint import manifest
 from reconv.checkpoint.safetensors_bytes import encode
-from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint
+from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint, WrongTensorError
+from reconv.core.bits import bits_sum
 from reconv.core.errors import CheckpointError, ExitCode
 from reconv.storage import transient
 from reconv.storage.files import FileSystem
@@ -106,6 +107,21 @@ def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
     assert digest == manifest.verify(two.path).files["model.safetensors"]
     changed = {**weights, "n": torch.tensor(4)}
     assert manifest.entry_of(encode(changed)) != digest
+
+
+def test_a_tensor_that_changes_before_it_is_on_disk_is_not_saved(tmp_path: Path) -> None:
+    store, parts = CheckpointStore(tmp_path), parts_of(3)
+    digests = {part: {name: int(bits_sum(t)) for name, t in tensors.items()} for part, tensors in parts.items()}
+    store.save(3, parts, {}, digests=digests)
+    name, tensor = next(iter(parts["model"].items()))
+    tensor.view(-1)[0] += 1
+    with pytest.raises(WrongTensorError) as error:
+        store.save(4, parts, {}, digests=digests)
+    assert error.value.tensor == f"model.{name}"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000003"]
+    store.save(4, parts, {})
+    store.discard_after(3)
+    assert store.steps() == [3]
 
 
 def test_state_is_loaded_with_exact_numbers(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from reconv.logging.events import (
     RunPlanned,
     ScalarLogged,
     TrainProgress,
+    WrongBits,
     decode,
     encode,
 )
@@ -41,6 +42,7 @@ EVERY_KIND: list[Event] = [
     ScalarLogged(22, "temperature", 36.6),
     CheckpointSaved(22, "checkpoints/step-000000022", 1000, 0.1, "interval"),
     NonFiniteStep(23, 7.0, (1, 2, 3), "skip"),
+    WrongBits(24, 1, "model.conv1.weight", "at rest", 20),
     BadImageSkipped(24, "train", 17, "cats/\udcff.jpg", "the file is half-written"),
     DataWait(22, 0.4, {"disk": 1.0, "decode": 2.5}, "decode", "--workers 4"),
     LogMessage("warning", "naïve ✓ 'quotes' \n newline \u2028", 3),

@@ -10,6 +10,7 @@ import numpy as np
 
 from reconv.core.errors import DataError
 from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.checked_rows import WrongImages, digest_of
 from reconv.data.dataset import (
     I64,
     ByteRange,
@@ -55,6 +56,8 @@ class CachedDataset(RangeBacked):
         self._dataset = dataset
         self._budget = budget
         self._cache: dict[int, Sample] = {}
+        self._wrong: WrongImages | None = None
+        self._digests: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self.kind = dataset.kind
         self.class_names = dataset.class_names
@@ -66,13 +69,27 @@ class CachedDataset(RangeBacked):
 
     def __getitem__(self, index: int) -> Sample:
         cached = self._cache.get(index)
-        if cached is not None:
+        if cached is not None and (self._wrong is None or digest_of(cached.data) == self._digests[index]):
             return cached
         sample = self._dataset[index]
+        if cached is not None and self._wrong is not None:
+            self._wrong.add(cached.name)
+            self._keep(index, sample)
+            return sample
         with self._lock:  # two threads that miss together must not pay twice
             if index not in self._cache and self._budget.take(num_bytes(sample)):
-                self._cache[index] = _own(sample)
+                self._keep(index, sample)
         return sample
+
+    def _keep(self, index: int, sample: Sample) -> None:
+        kept = _own(sample)
+        if self._wrong is not None:
+            self._digests[index] = digest_of(kept.data)
+        self._cache[index] = kept
+
+    def check_images(self, wrong: WrongImages) -> None:
+        """Compare each image with its digest when it is used; one that is wrong is read again."""
+        self._wrong = wrong
 
     @property
     def targets(self) -> I64:

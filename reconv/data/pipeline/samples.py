@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.core.errors import DataError
+from reconv.data.checked_rows import CheckedRows
 from reconv.data.dataset import (
     I64,
     U8,
@@ -93,7 +94,11 @@ def make_sample_pipeline(
     images = preprocessed_images(dataset, preprocess, augment)
     if images is None or not isinstance(dataset, ArrayDataset):
         return DecodePipeline(dataset, preprocess, augment, decode_threads)
-    return ArrayPipeline(images, dataset.targets, augment)
+    if dataset.wrong_images is None:
+        return ArrayPipeline(images, dataset.targets, augment)
+    checked_images = CheckedRows(images, dataset.kind, dataset.wrong_images)
+    checked_targets = CheckedRows(dataset.targets, f"labels of {dataset.kind}", dataset.wrong_images)
+    return ArrayPipeline(images, dataset.targets, augment, checked_images, checked_targets)
 
 
 def classification_columns(channels: int, size: int, num_labels: int | None = None) -> tuple[Column, ...]:
@@ -126,9 +131,19 @@ class ArrayPipeline:
 
     min_rows_per_task: int | None = None
 
-    def __init__(self, images: U8, targets: I64, augment: AugmentConfig | None) -> None:
+    def __init__(
+        self,
+        images: U8,
+        targets: I64,
+        augment: AugmentConfig | None,
+        checked_images: CheckedRows | None = None,
+        checked_targets: CheckedRows | None = None,
+    ) -> None:
+        """The rows that are checked are those of `images` and `targets`."""
         self._images = images
         self._targets = targets
+        self._checked_images = checked_images
+        self._checked_targets = checked_targets
         self._augment = augment or AugmentConfig(crop="none")
         self._pad = self._augment.padding if self._augment.crop == "random" else 0
         self.columns = classification_columns(*images.shape[1:3])
@@ -137,12 +152,16 @@ class ArrayPipeline:
         return host_params(self._augment, seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
-        rows["targets"][:] = self._targets[indices]
-        if self._pad == 0:
+        targets = self._checked_targets
+        rows["targets"][:] = self._targets[indices] if targets is None else targets.take(indices)
+        if self._pad == 0 and self._checked_images is None:
             np.take(self._images, indices, axis=0, out=rows["images"])
         else:
-            rows["images"][:] = pad_crop(
-                self._images[indices], params[CROP_CORNER], self._pad, self._augment.padding_mode
+            checked = self._checked_images
+            images = self._images[indices] if checked is None else checked.take(indices)
+            corners = params[CROP_CORNER] if self._pad else None
+            rows["images"][:] = (
+                images if corners is None else pad_crop(images, corners, self._pad, self._augment.padding_mode)
             )
 
 

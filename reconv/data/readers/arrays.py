@@ -8,6 +8,7 @@ from threading import Lock
 import numpy as np
 
 from reconv.core.errors import DataError
+from reconv.data.checked_rows import CheckedRows, WrongImages
 from reconv.data.dataset import I64, U8, Sample
 
 _hashing = Lock()  # one for all datasets: a lock in a dataset could not be sent to another process
@@ -39,6 +40,8 @@ class ArrayDataset:
         self.class_names = class_names
         self.origin = origin
         self._numbers = numbers
+        self.wrong_images: WrongImages | None = None  # with engine.verify: images are compared with their digests
+        self._checked: CheckedRows | None = None
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -46,7 +49,8 @@ class ArrayDataset:
 
     def __getitem__(self, index: int) -> Sample:
         """The image as [height, width, channels] and its class."""
-        pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
+        image = self.images[index] if self._checked is None else self._checked.take(np.array([index]))[0]
+        pixels = np.ascontiguousarray(image.transpose(1, 2, 0))
         return Sample(pixels, int(self.targets[index]), f"{self.kind}[{self._number(index)}]")
 
     def _number(self, index: int) -> int:
@@ -55,6 +59,11 @@ class ArrayDataset:
     def with_targets(self, targets: I64) -> ArrayDataset:
         """The same images with other classes."""
         return ArrayDataset(self.kind, self.images, targets, self.class_names, self.origin, self._numbers)
+
+    def check_images(self, wrong: WrongImages) -> None:
+        """From now on compare images with their digests as they are now; keeps a second copy of them."""
+        self.wrong_images = wrong
+        self._checked = CheckedRows(self.images, self.kind, wrong)
 
     def select(self, indices: I64) -> ArrayDataset:
         """The samples at the given indices, in that order."""

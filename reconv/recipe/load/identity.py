@@ -23,7 +23,7 @@ _MAY_CHANGE = (
         "data.transfer_dtype",
         "data.bad_images",
     ),
-    *("engine.num_threads", "engine.cpu_affinity", "loggers", "profile"),
+    *("engine.num_threads", "engine.cpu_affinity", "engine.verify", "loggers", "profile"),
     *("parallel.bucket_cap_mb", "parallel.heartbeat_timeout_s"),
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.", "engine.divergence.")

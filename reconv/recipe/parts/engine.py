@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from reconv.recipe.units import Positive, PositiveFraction, Section, Switch, Threads
+from reconv.recipe.units import Positive, PositiveFraction, Section, Switch, Threads, parse_switch
 
 
 class NonFiniteConfig(Section):
@@ -59,3 +59,8 @@ class EngineConfig(Section):
     """Use the channels-last memory format."""
     non_finite: NonFiniteConfig = NonFiniteConfig()
     divergence: DivergenceConfig = DivergenceConfig()
+    verify: Annotated[Literal["off", "sample", "full"], BeforeValidator(parse_switch)] = "off"
+    """Find bits that defective hardware gets wrong, and go back to the last state that was proved right: `sample`
+    compares digests of weights, statistics, optimizer state and EMA in every step, those of cached images and of
+    checkpoints, and computes one of 100 steps again; `full` computes every step again, from batches loaded again. On a
+    GPU both take deterministic algorithms."""

@@ -25,11 +25,31 @@ def engine_rules(recipe: Recipe) -> Iterator[Contradiction]:
     if engine.cudnn_benchmark == "on" and engine.deterministic:
         text = "may choose another algorithm in each run, but engine.deterministic needs the same one"
         yield Contradiction(("engine.cudnn_benchmark", "engine.deterministic"), text)
+    if engine.verify != "off":
+        yield from _verify_rules(recipe)
     if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:
         text = f"ends at step {recipe.profile[1]}, before its first step {recipe.profile[0]}"
         yield Contradiction(("profile",), text)
     if len(set(recipe.loggers)) < len(recipe.loggers):
         yield Contradiction(("loggers",), f"contains a duplicate: {', '.join(recipe.loggers)}")
+
+
+def _verify_rules(recipe: Recipe) -> Iterator[Contradiction]:
+    """What cannot be computed again with the same bits from a copy of the state."""
+    not_supported = {
+        "engine.cudnn_benchmark": (
+            recipe.engine.cudnn_benchmark == "on",
+            "may choose another algorithm on each device",
+        ),
+        "parallel.pipeline_stages": (recipe.parallel.pipeline_stages > 1, "no rank has the whole model"),
+        "memory.shard_optimizer": (recipe.memory.shard_optimizer, "each rank has another part of the state"),
+        "memory.offload_optimizer": (recipe.memory.offload_optimizer, "the state is not on one device"),
+        "data.preload": (recipe.data.preload == "device", "images on the device have no digests"),
+        "model.freeze_until": (recipe.model.freeze_until != "off", "the run could not go back past that step"),
+    }
+    for other, (is_given, why) in not_supported.items():
+        if is_given:
+            yield Contradiction((other, "engine.verify"), f"is not supported with engine.verify: {why}")
 
 
 def precision_rules(recipe: Recipe) -> Iterator[Contradiction]:

@@ -36,6 +36,9 @@ class TrainerCallback:
     def on_save_start(self, trainer: Trainer) -> None:
         """A checkpoint is about to be saved."""
 
+    def on_rollback(self, trainer: Trainer) -> None:
+        """Training has gone back to `trainer.counters`, because later steps were wrong."""
+
     def on_fit_end(self, trainer: Trainer) -> None:
         """Training has finished and its last checkpoint is saved; not called after an error or a stop signal."""
 

@@ -119,12 +119,20 @@ class CustomCallbacks(TrainerCallback):
         names = [f"{number} {config.name}" for number, config in enumerate(configs)]
         self._callbacks: dict[str, Callback] = dict(zip(names, built, strict=True))
         self._has_step_end = any(type(callback).on_step_end is not Callback.on_step_end for callback in built)
+        self._load(state)
+        if run.process_group.is_rank0:
+            run.logger.subscribe(self._on_event)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         for name, callback in self._callbacks.items():
             if name in state:
                 with code_errors(f"load_state_dict of {name}"):
                     callback.load_state_dict(state[name])
-        if run.process_group.is_rank0:
-            run.logger.subscribe(self._on_event)
+
+    def on_rollback(self, trainer: Trainer) -> None:
+        self._info.step, self._info.stop_reason = trainer.counters.step, ""
+        self._load(trainer.counters.callbacks)
+        self._set_metrics(trainer)
 
     def on_fit_start(self, trainer: Trainer) -> None:
         trainer.stop_reason = trainer.stop_reason or self._info.stop_reason

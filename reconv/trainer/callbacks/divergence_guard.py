@@ -40,6 +40,9 @@ class DivergenceGuard(TrainerCallback):
         self._config = recipe.engine.divergence
         self._recipe, self._plan, self._run_dir = recipe, plan, run_dir
         self._window = window_steps(plan)
+        self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
         self._start: float | None = state.get("start")  # the loss of the first step, or of guessing
         self._first_step: int = state.get("first_step", 0)  # losses of earlier steps are not counted
         self._losses: list[tuple[int, float | None]] = [tuple(pair) for pair in state.get("losses", [])]
@@ -87,6 +90,9 @@ class DivergenceGuard(TrainerCallback):
         texts = [metric_text(metric, value) for value in (now, best)]
         what = f"{metric_name(metric)} of the validation set fell to {texts[0]}, from {texts[1]} at its best"
         self._react(trainer, "metric", what, self._cause(trainer.counters.step))
+
+    def on_rollback(self, trainer: Trainer) -> None:
+        self._load(trainer.counters.divergence)
 
     def on_save_start(self, trainer: Trainer) -> None:
         state = {"start": self._start, "losses": self._losses}

@@ -69,6 +69,9 @@ class NanGuard(TrainerCallback):
         self.flush()
         trainer.counters.skipped = self.skipped
 
+    def on_rollback(self, trainer: Trainer) -> None:
+        self._pending, self.skipped = None, trainer.counters.skipped
+
     def on_fit_end(self, trainer: Trainer) -> None:
         self.on_save_start(trainer)
 
