@@ -322,7 +322,7 @@ def test_the_code_of_the_page_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, object] = {}
     exec(compile(blocks[0], PAGE.name, "exec"), names)
-    assert len(blocks) == 1 and isinstance(names["loss"], Tensor) and names["loss"].isfinite()
+    assert len(blocks) == 2 and isinstance(names["loss"], Tensor) and names["loss"].isfinite()
 
 
 def test_the_report_says_what_was_fused_what_not_and_why() -> None:
