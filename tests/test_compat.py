@@ -6,6 +6,7 @@ import json
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from reconv.core.compat import (
     ReleaseRange,
     complete_interpreter,
     installed_version,
+    name_in_graphs,
     ranges_of,
     semantic_tensor,
     untested_packages,
@@ -133,3 +135,19 @@ def test_indices_of_the_interpreter_are_numbers_of_one_element(site: Path, trito
     completed(NewerBuilder)._patch_lang_tensor("tensor", scope)
     data = np.array([7])
     assert found["__index__"](types.SimpleNamespace(handle=types.SimpleNamespace(data=data))) == index
+
+
+class Boxes(NamedTuple):
+    corners: torch.Tensor
+
+
+@pytest.mark.parametrize(("version", "is_named"), [("2.11.0", True), ("2.13.0", False)])
+def test_graphs_know_the_names_of_named_tuples(
+    site: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_named: bool
+) -> None:
+    names: dict[str, object] = {}
+    monkeypatch.setattr("torch.fx.graph._register_custom_builtin", lambda name, line, kind: names.update({name: kind}))
+    install(site, "torch", version)
+    name_in_graphs(Boxes)
+    name_in_graphs(tuple)
+    assert names == ({"Boxes": Boxes} if is_named else {})

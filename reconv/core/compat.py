@@ -101,3 +101,10 @@ def untested_note(*, is_gpu: bool = False) -> str:
     """A line that names releases outside the tested ones, of what every run uses; empty if there are none."""
     found = [f"{name} {version} (tested: {tested})" for name, version, tested in untested_packages(is_gpu=is_gpu)]
     return f"Reconv {__version__} is not tested with {', '.join(found)}" if found else ""
+
+
+def name_in_graphs(kind: type) -> None:
+    """Let the code of fx graphs return a named tuple. Until torch 2.13: before, that code does not know its name."""
+    if hasattr(kind, "_fields") and release_numbers(installed_version("torch") or "") < (2, 13):
+        graph: Any = importlib.import_module("torch.fx.graph")
+        graph._register_custom_builtin(kind.__name__, f"from {kind.__module__} import {kind.__name__}", kind)

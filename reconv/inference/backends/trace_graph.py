@@ -13,6 +13,8 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reconv.core.compat import name_in_graphs
+
 aten = torch.ops.aten
 
 
@@ -74,6 +76,7 @@ def trace_graph(model: nn.Module, images: Tensor) -> fx.GraphModule:
         recorder = _Recorder(images)
         with recorder:
             outputs = model(images)
+    name_in_graphs(type(outputs))
     recorder.graph.output(recorder.as_nodes(outputs))
     recorder.graph.eliminate_dead_code()
     return fx.GraphModule(recorder.constants, recorder.graph)

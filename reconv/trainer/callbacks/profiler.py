@@ -134,7 +134,7 @@ class StepProfiler(TrainerCallback):
         if self.device.kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self.device.synchronize()
-        profiler = profile(activities=activities)
+        profiler = profile(activities=activities, acc_events=True)
         profiler.start()
         self._profiler = profiler
         self._parts.clear()
