@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 import torch
 
-from reconv.core import custom_code
+from reconv.core import code_folders, custom_code
 from reconv.device.amx import disable_broken_amx
 
 # oneDNN reads its limits once, at its first use in a process: before any test.
@@ -101,8 +101,10 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_loaded_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No code of users is loaded: the errors of a test must not look like those of code that an earlier test loaded."""
+    """No code of users is loaded or on the path: a test must neither find nor blame that of an earlier one."""
     monkeypatch.setattr(custom_code, "_roots", {})
+    monkeypatch.setattr(custom_code, "_provided", {})
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.startswith(code_folders.PREFIX)])
 
 
 @pytest.fixture

@@ -128,7 +128,8 @@ def _with_marks(markdown: str) -> str:
     def mark(match: re.Match[str]) -> str:
         if match[2] == "chart" and f"<!-- figures: {match[3]} -->" in markdown:
             return match[0]  # its table has the line
-        names = [name for name in figures.cases_of(match[0]) if changed_sources(load_result(name))]
+        stored = figures.stored_cases()
+        names = [name for name in figures.cases_of(match[0]) if name in stored and changed_sources(load_result(name))]
         return match[0] + ("\nThe code that these figures measure has changed since.\n{ .changed }\n" if names else "")
 
     return figures.BLOCK.sub(mark, markdown)

@@ -37,7 +37,7 @@ from reconv.data.dataset import (
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.recipe.parts.data import DataConfig
 from reconv.storage import read_limits
-from reconv.storage.bounded import read_text
+from reconv.storage.local import read_bounded_text
 
 EXCLUDE, RELABEL = "exclude", "relabel"
 
@@ -53,10 +53,7 @@ class ListedImage:
 
 def read_list(file: Path, action: str) -> list[ListedImage]:
     """The rows of a list that have this action, or no action where the list has none."""
-    try:
-        text = read_text(file, read_limits.REVIEW_LIST_BYTES).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise DataError(f"the list of data.{action} cannot be read", where=str(file), why=str(error)) from error
+    text = read_bounded_text(file, read_limits.REVIEW_LIST_BYTES).decode("utf-8", "surrogateescape")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     names = set(rows[0]) if rows else {"path"}
     needed = {"path"} | ({"label"} if action == RELABEL else set())

@@ -61,7 +61,7 @@ def test_lists_that_cannot_be_meant_are_errors(photos: Path) -> None:
         (photos / "list.csv").write_text(text)
         with pytest.raises(DataError, match=message):
             opened(photos, relabel=str(photos / "list.csv"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         opened(photos, exclude=str(photos / "missing.csv"))
 
 

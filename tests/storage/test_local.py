@@ -17,7 +17,7 @@ _OPENING = {"open", "read_bytes", "read_text", "fromfile", "memmap", "genfromtxt
 # Files of the package itself, files written by a conversion, our index, a download that is unpacked.
 _OWN_FILES = {
     "readers/digits.py",
-    "convert/convert.py",
+    "convert/dataset.py",
     "convert/staging.py",
     "convert/writers.py",
     "readers/shards/index.py",

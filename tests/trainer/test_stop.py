@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from reconv.logging.event_log import read_events
 from reconv.logging.events import AttemptStarted, CheckpointSaved, RunEnded, TrainProgress
 from reconv.logging.json_lines import add_checksum
 from reconv.logging.run_dir import RunDir
+from reconv.trainer.options import RunOptions
+from reconv.trainer.run import run_training
 from reconv.trainer.stop import StopAfter, StopSignal
 
 
@@ -199,15 +202,11 @@ def test_resume_takes_the_options_of_the_last_command(tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     words = ["train", "quickstart", "--out", str(run), *WORDS, "--device", "cpu", "--nic", "lo"]
-    # The command of a run is sys.argv, which a test cannot set through main(): store it as the run would.
-    reconv.train(
-        "quickstart", out=run, overrides=OVERRIDES, device="cpu", command=["reconv", *words], stop_after="2step"
-    )
+    options = RunOptions("quickstart", OVERRIDES, out=run, device="cpu", stop_after="2step")
+    run_training(replace(options, command=["reconv", *words]), None)
     assert stored_options(run / "events.jsonl") == {"device": "cpu", "devices": None, "nic": "lo"}
-    reconv.train(
-        str(run / "recipe.yaml"), out=run, resume=True, command=["reconv", "resume", str(run), "--devices", "2"],
-        stop_after="2step",
-    )  # fmt: skip
+    resumed = replace(options, recipe=str(run / "recipe.yaml"), overrides=(), resume=True)
+    run_training(replace(resumed, command=["reconv", "resume", str(run), "--devices", "2"]), None)
     assert stored_options(run / "events.jsonl") == {"device": "cpu", "devices": 2, "nic": "lo"}
 
 
