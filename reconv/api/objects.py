@@ -54,15 +54,15 @@ def pair_of(data: Any, train_data: Any, val_data: Any) -> Any:
     if train_data is None and val_data is None:
         return data
     if data is not None:
-        raise UsageError("data and train_data cannot be combined", then="use data, or train_data with val_data")
+        raise UsageError("data and train_data cannot be combined", hint="use data, or train_data with val_data")
     for name, value, other in (("train_data", train_data, "val_data"), ("val_data", val_data, "train_data")):
         if value is None:
             raise UsageError(
                 f"{other} was given without {name}",
-                then="pass both; torch.utils.data.random_split divides one dataset",
+                hint="pass both; torch.utils.data.random_split divides one dataset",
             )
         if isinstance(value, str | Path):
-            raise UsageError(f"{name} is a path", then=f"pass data={str(value)!r}, a folder with both splits")
+            raise UsageError(f"{name} is a path", hint=f"pass data={str(value)!r}, a folder with both splits")
     return train_data, val_data
 
 
@@ -97,7 +97,7 @@ def name_datasets(objects: PythonObjects, data: str | Path | DatasetPair | None)
         return data
     if not isinstance(data, tuple) or len(data) != 2:
         raise UsageError(
-            f"data is a {type(data).__name__}", then="pass a path, or a pair of datasets: data=(train_set, val_set)"
+            f"data is a {type(data).__name__}", hint="pass a path, or a pair of datasets: data=(train_set, val_set)"
         )
     train_set, val_set = data
     name = f"python:{type(train_set).__name__}"

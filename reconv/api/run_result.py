@@ -60,7 +60,7 @@ class History(Sequence[Mapping[str, Any]]):
             raise UsageError(
                 "to_pandas needs pandas, which is not installed",
                 why=str(error),
-                then="pip install pandas, or use the rows as they are: a list of dicts",
+                hint="pip install pandas, or use the rows as they are: a list of dicts",
             ) from error
         return pandas.DataFrame([dict(row) for row in self])
 

@@ -93,7 +93,7 @@ def train(
     if recipe is None and data is None:
         raise UsageError(
             "train needs a recipe or data",
-            then="reconv.train('quickstart'), or reconv.train(model=..., train_data=..., val_data=...)",
+            hint="reconv.train('quickstart'), or reconv.train(model=..., train_data=..., val_data=...)",
         )
     objects = PythonObjects()
     objects.set("model.name", model)
@@ -150,7 +150,7 @@ def start(
 
 def _launch_of(devices: int | None, launch: Launch | Ray | None) -> Launch | Ray:
     if devices is not None and launch is not None:
-        raise UsageError("devices and launch cannot be combined", then=f"use launch=Launch(devices={devices})")
+        raise UsageError("devices and launch cannot be combined", hint=f"use launch=Launch(devices={devices})")
     return launch or Launch(devices)
 
 
@@ -165,7 +165,7 @@ def _as_overrides(overrides: Mapping[str, Any] | Sequence[Override]) -> list[Ove
         return [(field, value, "overrides") for field, value in overrides.items()]
     for item in overrides:
         if not isinstance(item, tuple) or len(item) != 3:
-            raise UsageError(f"overrides has {item!r}", then="pass a dict, as in overrides={'schedule.lr': 0.05}")
+            raise UsageError(f"overrides has {item!r}", hint="pass a dict, as in overrides={'schedule.lr': 0.05}")
     return list(overrides)
 
 
@@ -174,10 +174,10 @@ def _unknown_keyword(name: str) -> UsageError:
     known = list(train.__kwdefaults__ or ())
     fields = [field for field in schema_fields() if name in (field, field.rpartition(".")[2])]
     if name in _ELSEWHERE:
-        then = f"use {_ELSEWHERE[name]}"
+        hint = f"use {_ELSEWHERE[name]}"
     elif fields:
-        then = f"set the recipe field: overrides={{{fields[0]!r}: ...}}"
+        hint = f"set the recipe field: overrides={{{fields[0]!r}: ...}}"
     else:
         close = nearest(name, known)
-        then = f"did you mean {close}?" if close else "its keywords are: " + ", ".join(known)
-    return UsageError(f"train has no keyword {name!r}", then=then)
+        hint = f"did you mean {close}?" if close else "its keywords are: " + ", ".join(known)
+    return UsageError(f"train has no keyword {name!r}", hint=hint)

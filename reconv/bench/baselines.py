@@ -82,7 +82,7 @@ def select_by_name(baselines: Sequence[Named], named: str) -> list[Named]:
     chosen = [b for b in baselines if b.name == named] or [b for b in baselines if named in b.name]
     if baselines and not chosen:
         names = ", ".join(baseline.name for baseline in baselines)
-        raise UsageError(f"no baseline is called {named!r}", then=f"use one of these names or a part of it: {names}")
+        raise UsageError(f"no baseline is called {named!r}", hint=f"use one of these names or a part of it: {names}")
     return chosen
 
 

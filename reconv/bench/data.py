@@ -297,5 +297,5 @@ def _check_comparable(run: PreparedRun) -> None:
         raise UsageError(
             "--compare supports only RandomResizedCrop and horizontal flips",
             why=why,
-            then=f"use the recipe {DEFAULT_RECIPE}",
+            hint=f"use the recipe {DEFAULT_RECIPE}",
         )

@@ -71,7 +71,7 @@ def bench_infer(
             "the recipe sets the dtype of single operations",
             where="precision.ops",
             why="bench infer runs the whole network in one dtype",
-            then="--set precision.ops.float32=[] --set precision.ops.low_precision=[]",
+            hint="--set precision.ops.float32=[] --set precision.ops.low_precision=[]",
         )
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
@@ -215,7 +215,7 @@ def _with_overrides(
         return recipe
     if located.run is None:
         raise UsageError(
-            "--set needs a recipe or a run directory", where=str(located.checkpoint), then="leave --set out"
+            "--set needs a recipe or a run directory", where=str(located.checkpoint), hint="leave --set out"
         )
     file = located.run.recipe
     allow_code(load(str(file)).recipe, consent, file)  # it may name other code than the checkpoint
@@ -362,7 +362,7 @@ def _out_of_memory(batch: int, rows: Sequence[dict[str, Any]], device: Device) -
         "out of memory",
         where=device.describe(),
         why=f"a batch of {batch:,} images does not fit",
-        then=f"--batches {fitting}" if fitting else "use smaller ones: --batches N,N",
+        hint=f"--batches {fitting}" if fitting else "use smaller ones: --batches N,N",
     )
 
 

@@ -54,13 +54,13 @@ def _check_can_measure(
     if num_devices > 1 and baselines is not None:
         raise UsageError(
             f"--compare with {num_devices} devices: baselines are measured on one device",
-            then="leave --compare out; the result compares several devices with one",
+            hint="leave --compare out; the result compares several devices with one",
         )
     if pipeline > 1:
         raise UsageError(
             f"parallel.pipeline_stages {pipeline}: bench train does not measure pipelines",
             why="it compares with one device, which does not hold the whole network",
-            then=f"measure the speed of a pipeline with: reconv train {recipe} --devices N --dry-run 20",
+            hint=f"measure the speed of a pipeline with: reconv train {recipe} --devices N --dry-run 20",
         )
 
 

@@ -28,7 +28,7 @@ def check_addresses(recipe: Recipe, where: str, fields: Collection[str] | None =
                 f"this recipe reads from {address}, an address that you have not given",
                 where=f"{field} in {where}",
                 why="whoever made it would see that you use it, and could send other data",
-                then=f"if you trust the address, give it: {option}",
+                hint=f"if you trust the address, give it: {option}",
             )
 
 

@@ -49,7 +49,7 @@ def check_machine_has(devices: int, device: str) -> None:
         raise UsageError(
             f"--devices {devices}: there is not enough memory for so many processes",
             why=f"each needs at least {_MIN_PROCESS_BYTES >> 20} MB, and {available >> 20} MB are available",
-            then=f"use at most --devices {available // _MIN_PROCESS_BYTES}",
+            hint=f"use at most --devices {available // _MIN_PROCESS_BYTES}",
         )
 
 
@@ -65,7 +65,7 @@ def check_same_data(process_group: ProcessGroup, datasets: Datasets | Dataset) -
             "the ranks do not have the same data",
             where=f"{listed}, unlike rank 0 on {found[0][0]}",
             why="files are missing there, or --data is another folder",
-            then="compare `reconv data check PATH` on both machines",
+            hint="compare `reconv data check PATH` on both machines",
         )
 
 
@@ -94,7 +94,7 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         raise RecipeError(
             f"{recipe.model.name} is a detector, and the task is {recipe.task}",
             where="model.name",
-            then="train a preset with task: detection, for example reconv train ssd-resnet34",
+            hint="train a preset with task: detection, for example reconv train ssd-resnet34",
         )
     if names_code(recipe.model.name):
         _check_logits(model, recipe, num_classes)
@@ -116,7 +116,7 @@ def _check_logits(model: nn.Module, recipe: Recipe, num_classes: int) -> None:
         raise UsageError(
             f"{name} returns {found} for images {[2, *image_shape(recipe)]}",
             why=f"in evaluation a network returns logits [images, classes], here [2, {num_classes}]",
-            then="use the argument num_classes for the size of its last layer",
+            hint="use the argument num_classes for the size of its last layer",
         )
 
 

@@ -95,7 +95,7 @@ def open_datasets(recipe: Recipe) -> Datasets:
             f"there is only one class: {train.class_names[0]}",
             where=train.origin,
             why="a classifier needs two or more classes to tell apart",
-            then="add a folder with images of something else, or give the folder that holds all classes: --data DIR",
+            hint="add a folder with images of something else, or give the folder that holds all classes: --data DIR",
         )
     if train.class_names != val.class_names:
         raise DataError(
@@ -132,7 +132,7 @@ def with_cache(recipe: Recipe, datasets: Datasets, available_bytes: int | None, 
         raise ResourceError(
             "the available memory is unknown on this system, so the size of a cache cannot be limited",
             where="data.cache",
-            then="--set data.cache=off",
+            hint="--set data.cache=off",
         )
     budget = CacheBudget(available_bytes // 2 // num_ranks)
     return replace(datasets, train=cache_samples(datasets.train, budget), val=cache_samples(datasets.val, budget))
@@ -168,7 +168,7 @@ def check_data_is_read(recipe: Recipe, data: object, option: str = "--data") -> 
             f"{option} {data}: {recipe.name} generates its own data and would ignore it",
             where="data.source",
             why=f"it is {recipe.data.source}",
-            then=f"leave {option} out, or train on the folder with --set data.source=auto",
+            hint=f"leave {option} out, or train on the folder with --set data.source=auto",
         )
 
 
@@ -191,7 +191,7 @@ def as_detection_dataset(dataset: Dataset) -> DetectionDataset:
             "this dataset has no boxes",
             where=dataset.origin,
             why="it has one class per image, and the task is detection",
-            then="choose a classification recipe: reconv recipes",
+            hint="choose a classification recipe: reconv recipes",
         )
     return dataset
 
@@ -213,7 +213,7 @@ def check_has_objects(dataset: DetectionDataset) -> None:
         "the validation set has no objects to find",
         where=dataset.origin,
         why="its images have no boxes, or only crowds and difficult objects",
-        then="see what is in the data: reconv data check PATH; or raise evaluate.num_samples if it is set",
+        hint="see what is in the data: reconv data check PATH; or raise evaluate.num_samples if it is set",
     )
 
 

@@ -98,7 +98,7 @@ class ImageLoader:
         opened = open_device(name)
         self._bad_samples = BadSamples(recipe.data.bad_images.limit, hint=_SKIP)
         if self._bad_samples.tolerated and self.world_size > 1:
-            raise UsageError("data.bad_images: several ranks cannot agree on images to skip", then="use one process")
+            raise UsageError("data.bad_images: several ranks cannot agree on images to skip", hint="use one process")
         self._source = (_TrainSource if self.train else _EvalSource)(self, recipe, opened, dtype, channels_last)
         self._epoch = self._done = 0  # batches of this epoch that were yielded
         self._is_loaded = False
@@ -140,7 +140,7 @@ class ImageLoader:
             raise CheckpointError(
                 "the loader's state is of other batches",
                 why="; ".join(f"{name} was {state[name]} and is {self._fixed[name]}" for name in different),
-                then="make the loader as it was made when the state was saved",
+                hint="make the loader as it was made when the state was saved",
             )
         self._epoch, self._done, self._is_loaded = int(state["epoch"]), int(state["step"]), True
         self._bad_samples.restore(state["bad_images"])
@@ -172,7 +172,7 @@ def _recipe(
         if not name.startswith(_SECTIONS):
             raise UsageError(
                 f"{name} is not a setting of a loader",
-                then="set fields of the sections data and augment, as data.cache",
+                hint="set fields of the sections data and augment, as data.cache",
             )
     fields = {
         "data.path": os.fspath(data),

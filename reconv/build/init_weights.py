@@ -38,7 +38,7 @@ def check_weights_exist(recipe: Recipe) -> None:
             "the initial weights were not found",
             where=name,
             why="there is no file, run or TensorFlow checkpoint of this name",
-            then=f"ls '{Path(name).parent}'; or use published weights, for example torchvision:resnet50",
+            hint=f"ls '{Path(name).parent}'; or use published weights, for example torchvision:resnet50",
         )
 
 
@@ -103,7 +103,7 @@ def _check_report(recipe: Recipe, report: LoadReport, path: Path) -> None:
             "the initial weights are of another network: most frozen layers would keep random weights",
             where=str(recipe.model.init),
             why=str(report),
-            then="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
+            hint="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
         )
 
 

@@ -81,7 +81,7 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
     """The keyword arguments of the recipe's network."""
     options = dict(recipe.model.options)
     if "num_classes" in options:
-        raise RecipeError("model.options.num_classes cannot be set: it follows from the data", then="leave it out")
+        raise RecipeError("model.options.num_classes cannot be set: it follows from the data", hint="leave it out")
     if recipe.data.preprocess.channels != 3:
         options.setdefault("in_channels", recipe.data.preprocess.channels)
     if recipe.model.zero_init_last and supports_zero_gamma(recipe.model.name, options):
@@ -100,7 +100,7 @@ def uses_compile(recipe: Recipe, device: Device) -> bool:
         raise UsageError(
             f"engine.compile: torch.compile is not available on {device.describe()}",
             why="lazy mode builds its own graphs",
-            then="set engine.compile to auto, or PT_HPU_LAZY_MODE=0 in the environment",
+            hint="set engine.compile to auto, or PT_HPU_LAZY_MODE=0 in the environment",
         )
     by_default = device.kind == "cuda" or device.compile_backend == "hpu_backend"
     return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and by_default)
@@ -158,7 +158,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     if recipe.engine.fused_kernels == "on" and not has_kernels:
         raise UsageError(
             f"engine.fused_kernels: no layer of {recipe.model.name} has a fused kernel on {device.kind}",
-            then="set engine.fused_kernels to auto",
+            hint="set engine.fused_kernels to auto",
         )
     if uses_max_pool_kernels(recipe, device):
         from reconv.kernels.fuse import fuse_max_pools
@@ -193,7 +193,7 @@ def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGr
         raise UsageError(
             "engine.cuda_graphs: on needs NCCL",
             why=f"{BACKEND_VARIABLE}=gloo: gloo reduces on the host, which a graph cannot contain",
-            then="--set engine.cuda_graphs=auto",
+            hint="--set engine.cuda_graphs=auto",
         )
     return capture
 
@@ -203,7 +203,7 @@ def detector_options(recipe: Recipe) -> dict[str, Any]:
     if "boxes_per_cell" in recipe.model.options:
         raise RecipeError(
             "model.options.boxes_per_cell cannot be set: it follows from detection.anchors.aspect_ratios",
-            then="leave it out",
+            hint="leave it out",
         )
     return {"boxes_per_cell": list(recipe.detection.anchors.per_cell)}
 
@@ -217,7 +217,7 @@ def detector_spec(recipe: Recipe) -> SSDSpec:
         raise RecipeError(
             f"{recipe.model.name} is not a detector, and the task is detection",
             where="model.name",
-            then=one_of(
+            hint=one_of(
                 *(f"--model {name}" for name in DETECTORS),
                 *(f"--model {name} --set model.options.backbone={backbone}" for name in DETECTORS for backbone in own),
             ),

@@ -102,7 +102,7 @@ def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
             "this version of Reconv cannot read the recipe of this checkpoint",
             where=str(checkpoint),
             why=f"{error.error_count()} fields are unknown or invalid: another version may have written it",
-            then="use its weights with a recipe of this version: --recipe NAME with model.safetensors",
+            hint="use its weights with a recipe of this version: --recipe NAME with model.safetensors",
         ) from error
 
 
@@ -112,7 +112,7 @@ def _load_checkpoint(located: LocatedWeights) -> tuple[LocatedWeights, LoadedChe
     loaded = located.loaded or CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     check_state(loaded.state, located.checkpoint)
     if "model" not in loaded.parts:
-        raise CheckpointError("the checkpoint has no weights", where=str(located.checkpoint), then="use another one")
+        raise CheckpointError("the checkpoint has no weights", where=str(located.checkpoint), hint="use another one")
     return located, loaded
 
 
@@ -192,7 +192,7 @@ def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str
     if weights == "auto":
         return "ema" if has_ema else "raw"
     if weights == "ema" and not has_ema:
-        raise CheckpointError("this checkpoint has no EMA weights", where=str(located.checkpoint), then="omit --ema")
+        raise CheckpointError("this checkpoint has no EMA weights", where=str(located.checkpoint), hint="omit --ema")
     return weights
 
 
@@ -202,7 +202,7 @@ def _averaged_file(located: LocatedWeights) -> Path:
         raise CheckpointError(
             "this run has no averaged checkpoint",
             where=str(file or located.checkpoint),
-            then=f"create it: reconv average {located.run.path if located.run else 'RUN'} --last 5ep",
+            hint=f"create it: reconv average {located.run.path if located.run else 'RUN'} --last 5ep",
         )
     return file
 

@@ -87,7 +87,7 @@ def _check_trained_loss(recipe: Recipe) -> None:
             raise UsageError(
                 f"{recipe.loss.name} has parameters, which cannot be trained with this {field}",
                 where=field,
-                then=f"set {field} to {text}, or make them buffers",
+                hint=f"set {field} to {text}, or make them buffers",
             )
 
 
@@ -117,7 +117,7 @@ def check_class_weights(recipe: Recipe, dataset: Dataset) -> None:
             where="loss.class_weights",
             why=f"it needs one for each class, in this order: {', '.join(dataset.class_names[:10])}"
             + (", ..." if num_classes > 10 else ""),
-            then="give one number per class, or --set loss.class_weights=balanced",
+            hint="give one number per class, or --set loss.class_weights=balanced",
         )
 
 

@@ -51,7 +51,7 @@ def open_teacher(
             "the teacher has changed since this run was started",
             where=str(saved.path),
             why="its weights are not those of the first attempt",
-            then="put the teacher back, or start a new run without --resume",
+            hint="put the teacher back, or start a new run without --resume",
         )
     teacher_recipe = saved.recipe.model_copy(update={"precision": recipe.precision, "engine": recipe.engine})
     network = build_saved_model(saved, teacher_recipe, device)
@@ -91,7 +91,7 @@ def _check_compatible(saved: SavedModel, recipe: Recipe, class_names: tuple[str,
             where=name,
             why=f"{len(theirs)} classes there, {len(class_names)} here"
             + (f"; the first difference: {differing[0]}" if saved.has_class_names and differing else ""),
-            then="train the teacher on this dataset, or use --data with the teacher's dataset",
+            hint="train the teacher on this dataset, or use --data with the teacher's dataset",
         )
     there, here = saved.recipe.data.preprocess, recipe.data.preprocess
     for field in PIXEL_FIELDS:
@@ -100,7 +100,7 @@ def _check_compatible(saved: SavedModel, recipe: Recipe, class_names: tuple[str,
                 "the teacher was trained with other preprocessing",
                 where=f"data.preprocess.{field}",
                 why=f"{getattr(there, field)} there, {getattr(here, field)} here, and both get the same images",
-                then=f"--set data.preprocess.{field}={_yaml(getattr(there, field))}",
+                hint=f"--set data.preprocess.{field}={_yaml(getattr(there, field))}",
             )
 
 

@@ -95,7 +95,7 @@ class TrainState:
             self._load_parts(parts, source)
         except CheckpointError as error:
             error.where = error.where or source
-            error.then = error.then or "move this checkpoint away and use an older one"
+            error.hint = error.hint or "move this checkpoint away and use an older one"
             raise
 
     def load_imported(self, imported: ImportedState) -> None:

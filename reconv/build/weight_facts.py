@@ -86,7 +86,7 @@ def identify(tensors: Mapping[str, Tensor], path: Path) -> str:
         "the network of this weights file cannot be identified",
         where=str(path),
         why=why,
-        then=f"add --model NAME, as in --model {found[0] if found else 'resnet50'}",
+        hint=f"add --model NAME, as in --model {found[0] if found else 'resnet50'}",
     )
 
 

@@ -48,7 +48,7 @@ def read_weights_file(
         raise UsageError(
             f"{path} does not say which network it belongs to",
             why="weights files of Reconv do; files of other programs hold tensors alone",
-            then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
+            hint="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
     allow_code(metadata.recipe, trust_code, path, model)
     saved = SavedModel(

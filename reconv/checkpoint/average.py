@@ -38,7 +38,7 @@ def average_checkpoints(
     `share` are the tensors to average, in the order of their names.
     """
     if not paths:
-        raise UsageError("there are no checkpoints to average", then="use a run that has checkpoints")
+        raise UsageError("there are no checkpoints to average", hint="use a run that has checkpoints")
     weights = uniform_weights(len(paths)) if weights is None else weights
     if len(weights) != len(paths) or abs(sum(weights) - 1.0) > 1e-9:
         raise ValueError(f"{len(paths)} files need as many weights that sum to 1, not {list(weights)}")
@@ -64,5 +64,5 @@ def _check_same_model(shapes: dict[str, torch.Size], other: dict[str, Tensor], f
                 "the checkpoints are of different models",
                 where=str(path),
                 why=f"{name} differs from that in {first_path}",
-                then="average checkpoints of one run",
+                hint="average checkpoints of one run",
             )

@@ -94,7 +94,7 @@ class Checkpointer:
             raise CheckpointError(
                 f"{newest.path.name} is not a checkpoint of a Checkpointer",
                 where=str(newest.path),
-                then="reconv.load and reconv.train(resume=True) read checkpoints of runs",
+                hint="reconv.load and reconv.train(resume=True) read checkpoints of runs",
             )
         names = set(structures) - {_RANDOM}
         if names != set(objects):
@@ -135,7 +135,7 @@ def _flattened(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if hasattr(value, "placements"):
             raise UsageError(
-                f"{name} is sharded", why="a checkpoint has whole tensors", then="use torch.distributed.checkpoint"
+                f"{name} is sharded", why="a checkpoint has whole tensors", hint="use torch.distributed.checkpoint"
             )
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return ["tensor", name]

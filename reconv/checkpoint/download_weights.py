@@ -91,7 +91,7 @@ def download_weights(
     folder = (cache or cache_dir()) / "weights"
     file_name = Path(unquote(urlsplit(url).path)).name
     if not file_name:
-        raise UsageError(f"{url} has no file name", then="use the full URL of a weights file")
+        raise UsageError(f"{url} has no file name", hint="use the full URL of a weights file")
     # Different URLs may have the same file name.
     path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{file_name}"
     try:
@@ -105,7 +105,7 @@ def download_weights(
             "cannot write weights to the cache",
             where=error.filename or str(folder),
             why=error.strerror or str(error),
-            then=f"free some space, or set another cache folder: {CACHE_ENV}=DIR",
+            hint=f"free some space, or set another cache folder: {CACHE_ENV}=DIR",
         ) from error
 
 
@@ -118,7 +118,7 @@ def _url(name: str, base_url: str | None) -> tuple[str, str]:
             return url, _hash_in(url)
         pinned = _PINNED.fullmatch(fragment)
         if pinned is None:
-            raise UsageError(f"unknown URL fragment #{fragment}", then="use #sha256= followed by the hash of the file")
+            raise UsageError(f"unknown URL fragment #{fragment}", hint="use #sha256= followed by the hash of the file")
         return url, pinned[1].lower()
     package, _, model = name.partition(":")
     if package == "timm":
@@ -130,7 +130,7 @@ def _url(name: str, base_url: str | None) -> tuple[str, str]:
         raise UsageError(
             f"unknown torchvision weights {model!r}",
             why=f"did you mean torchvision:{close[0]}?" if close else "",
-            then="use one of: " + ", ".join(TORCHVISION) + "; or the URL of a file",
+            hint="use one of: " + ", ".join(TORCHVISION) + "; or the URL of a file",
         )
     base = base_url or os.environ.get(URL_VARIABLE) or TORCHVISION_URL
     return urljoin(base.rstrip("/") + "/", file), _hash_in(file)
@@ -144,7 +144,7 @@ def _timm_url(model: str) -> str:
         raise UsageError(
             "timm is not installed, which is needed to find the URLs of its weights",
             where=f"timm:{model}",
-            then="pip install 'reconv[timm]', or download the weights and use the file",
+            hint="pip install 'reconv[timm]', or download the weights and use the file",
         ) from error
     try:
         config = timm.get_pretrained_cfg(model, allow_unregistered=False)
@@ -158,8 +158,8 @@ def _timm_url(model: str) -> str:
 
 
 def _not_in_timm(model: str, why: str) -> UsageError:
-    then = "list the models: python -c 'import timm; print(timm.list_pretrained())'"
-    return UsageError(f"timm has no weights {model!r}", why=why, then=then)
+    hint = "list the models: python -c 'import timm; print(timm.list_pretrained())'"
+    return UsageError(f"timm has no weights {model!r}", why=why, hint=hint)
 
 
 def _hash_in(name: str) -> str:
@@ -189,7 +189,7 @@ def _cached(path: Path, expected: str) -> DownloadedWeights | None:
             "the cached weights are not the file that was downloaded",
             where=str(path),
             why=f"its sha256 is {found}, not {expected if found == stored else stored}",
-            then=f"delete the file and run the same command again: rm '{path}'",
+            hint=f"delete the file and run the same command again: rm '{path}'",
         )
     return DownloadedWeights(path, f"from the cache, sha256 {found[:8]}")
 
@@ -205,7 +205,7 @@ def _download(url: str, path: Path, expected: str, progress: Progress) -> Downlo
             f"the sha256 of {url} is {found}, not {expected}",
             where=str(part),
             why=f"the file ({num_bytes:,} bytes) was damaged on the way, or is another one; it has been deleted",
-            then="run the same command again",
+            hint="run the same command again",
         )
     # The hash first: a file without one is downloaded again, so a crash between the two does no harm.
     with disk_errors(path):

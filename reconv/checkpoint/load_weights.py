@@ -91,7 +91,7 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
             is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
         payload: Any = safetensors.torch.load_file(path) if is_safetensors else unpickle(path)
     except FileNotFoundError as error:
-        raise CheckpointError("no such weights file", where=str(path), then=f"ls '{path.parent}'") from error
+        raise CheckpointError("no such weights file", where=str(path), hint=f"ls '{path.parent}'") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     tensors = payload if is_safetensors else find_tensors(payload, path, prefer_ema)
@@ -119,8 +119,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: boo
     return report
 
 
-def _mismatch(report: LoadReport, source: str, then: str) -> CheckpointError:
-    return CheckpointError("the weights do not match the model", where=source, why=str(report), then=then)
+def _mismatch(report: LoadReport, source: str, hint: str) -> CheckpointError:
+    return CheckpointError("the weights do not match the model", where=source, why=str(report), hint=hint)
 
 
 def _compare(model: nn.Module, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> LoadReport:
@@ -205,7 +205,7 @@ def unpickle(path: Path) -> Any:
                 f"the file would run {blocked[1]} when loaded, so it was not loaded",
                 where=str(path),
                 why="a pickle can run any code; only tensors and plain containers are allowed",
-                then="save only model.state_dict(), preferably as .safetensors",
+                hint="save only model.state_dict(), preferably as .safetensors",
             ) from error
         raise _unreadable(path, _reason(path, error)) from error
 
@@ -239,7 +239,7 @@ def find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor
         "the file has no weights",
         where=str(path),
         why=f"found {found}, but no tensors at the top level or under {', '.join(keys)}",
-        then="save model.state_dict() and use that file",
+        hint="save model.state_dict() and use that file",
     )
 
 
@@ -255,7 +255,7 @@ def strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tenso
                 f"the file has two tensors for {short}",
                 where=str(path),
                 why=f"{name} and another name differ only in the prefixes {', '.join(_WRAPPERS)}",
-                then="save the state_dict() of a single model and use that file",
+                hint="save the state_dict() of a single model and use that file",
             )
         stripped[short] = tensor
     return stripped
@@ -266,7 +266,7 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
         "the weights file cannot be read",
         where=str(path),
         why=f"it is damaged, incomplete, or not a weights file: {reason}",
-        then="copy it again, or use a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
+        hint="copy it again, or use a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
     )
 
 

@@ -68,7 +68,7 @@ def locate(run: str | Path, *, which: Which = "newest", loads: bool = False) -> 
             f"{path} is a recipe, not a run or a weights file",
             where=str(path),
             why="a recipe has no weights",
-            then=f"train it first: reconv train {path}; then give its run directory, such as runs/{path.stem}/1",
+            hint=f"train it first: reconv train {path}; then give its run directory, such as runs/{path.stem}/1",
         )
     if path.is_file():
         return LocatedWeights("weights", _containing_run(path.parent), _containing_checkpoint(path), path)
@@ -178,13 +178,13 @@ def find_run(run: str | Path) -> RunDir:
                 "this directory has runs of several recipes",
                 where=str(path),
                 why=f"recipes: {', '.join(recipes)}",
-                then=f"choose one, such as '{path / recipes[0]}'",
+                hint=f"choose one, such as '{path / recipes[0]}'",
             )
     raise CheckpointError(
         "not a run directory",
         where=str(path),
         why="a run directory has recipe.yaml, a checkpoint directory has manifest.json",
-        then="ls runs/*, or train first: reconv train quickstart",
+        hint="ls runs/*, or train first: reconv train quickstart",
     )
 
 
@@ -197,7 +197,7 @@ def _checkpoint(
     notes: tuple[str, ...] = (),
 ) -> LocatedWeights:
     if not (path / MODEL).is_file():
-        raise CheckpointError(f"the checkpoint has no {MODEL}", where=str(path), then="use another checkpoint")
+        raise CheckpointError(f"the checkpoint has no {MODEL}", where=str(path), hint="use another checkpoint")
     return LocatedWeights(kind, run, path, path / MODEL, skipped, which=which, notes=notes)
 
 
@@ -227,7 +227,7 @@ def _best_step(folder: RunDir, store: CheckpointStore, newest: Path) -> tuple[in
             "the run has no best checkpoint yet",
             where=str(newest),
             why="no checkpoint was saved after an evaluation yet",
-            then="use its newest checkpoint instead",
+            hint="use its newest checkpoint instead",
         )
     try:
         listed = read_best(folder)
@@ -247,7 +247,7 @@ def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> Che
         "the run has no valid checkpoint",
         where=str(folder.checkpoints),
         why=reasons or "nothing was saved yet, or save.every is off",
-        then="wait for the first save, or start the training again",
+        hint="wait for the first save, or start the training again",
     )
 
 

@@ -171,7 +171,7 @@ def damaged(path: Path, what: str) -> CheckpointError:
         f"{path.name} {what}",
         where=str(path),
         why="the disk failed, the save was interrupted, or the file was changed afterwards",
-        then="resume from an older checkpoint with --resume, or name one that is valid",
+        hint="resume from an older checkpoint with --resume, or name one that is valid",
     )
 
 
@@ -180,7 +180,7 @@ def _other_format(path: Path, found: object) -> CheckpointError:
         f"{path.name} has format {found}, but Reconv {__version__} reads format {FORMAT}",
         where=str(path),
         why="another version of Reconv wrote this checkpoint; state.json says which",
-        then="use that version; or use its weights alone: --init with the path of its model.safetensors",
+        hint="use that version; or use its weights alone: --init with the path of its model.safetensors",
     )
 
 
@@ -188,7 +188,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     """The error for a file that cannot be read."""
     kind = UnreadableRunError if is_machine_fault(error) else CheckpointError
     return kind(
-        f"{path.name} cannot be read: {error.strerror or error}", where=str(path), then=f"ls -l '{path.parent}'"
+        f"{path.name} cannot be read: {error.strerror or error}", where=str(path), hint=f"ls -l '{path.parent}'"
     )
 
 

@@ -79,5 +79,5 @@ def _unusable(run: RunDir, why: str) -> CheckpointError:
         "run.json cannot be used, so it is not known which checkpoints belong to this run",
         where=str(run.identity),
         why=why,
-        then="put the file back; or copy a checkpoint directory out of the run, and use that one by its path",
+        hint="put the file back; or copy a checkpoint directory out of the run, and use that one by its path",
     )

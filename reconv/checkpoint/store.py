@@ -431,14 +431,14 @@ def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) ->
             f"{path.name} is a checkpoint of another run",
             where=str(path),
             why=f"its run id is {manifest.run_id or 'empty'}, and that of this run is {identity.run_id}",
-            then=elsewhere,
+            hint=elsewhere,
         )
     if identity is not None and manifest.recipe_digest not in identity.recipe_digests:
         raise MisplacedCheckpointError(
             f"{path.name} was trained with another recipe",
             where=str(path),
             why="settings that determine the result differ from those of this run; state.json has its recipe",
-            then=elsewhere,
+            hint=elsewhere,
         )
     match = _STEP.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
@@ -446,7 +446,7 @@ def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) ->
             f"{path.name} is the checkpoint of step {manifest.step:,}",
             where=str(path),
             why="the directory was renamed or replaced; it is not used under another step",
-            then=f"rename it back: mv '{path}' '{path.with_name(folder_name(manifest.step))}'",
+            hint=f"rename it back: mv '{path}' '{path.with_name(folder_name(manifest.step))}'",
         )
 
 
@@ -456,5 +456,5 @@ def malformed(path: Path, why: str) -> MalformedCheckpointError:
         f"{path.name} of {path.parent.name} is malformed",
         where=str(path),
         why=f"{why}; its checksum is right, so another program or version wrote it",
-        then="move this checkpoint away and use an older one",
+        hint="move this checkpoint away and use an older one",
     )

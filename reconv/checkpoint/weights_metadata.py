@@ -139,5 +139,5 @@ def _malformed(path: Path, why: str) -> CheckpointError:
         "the metadata of this weights file cannot be used",
         where=str(path),
         why=why,
-        then="name the recipe of its weights yourself: --recipe NAME",
+        hint="name the recipe of its weights yourself: --recipe NAME",
     )

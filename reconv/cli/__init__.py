@@ -166,7 +166,7 @@ def _run(args: list[str]) -> int:
         return error.code
     except Exception as error:
         if _is_out_of_memory(error):
-            _print_error("Out of memory\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
+            _print_error("Out of memory\n  hint:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
         if isinstance(error, OSError) and error.errno is not None:
             from reconv.storage.files import system_error
@@ -223,7 +223,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
         f"Unexpected {type(error).__name__}: {printable(str(error))}",
         f"  where: {last.filename}:{last.lineno}",
         f"  why:   {untested_note() or 'most likely a bug in Reconv'}",
-        "  next:  run the same command with --debug, and report what it prints",
+        "  hint:  run the same command with --debug, and report what it prints",
     ]
     _print_error("\n".join(lines), debug)
     return ExitCode.UNEXPECTED

@@ -155,7 +155,7 @@ def parse_settings(settings: Sequence[str]) -> list[Override]:
         if not equals or not field.strip():
             raise UsageError(
                 f"--set takes FIELD=VALUE, not {setting!r}",
-                then="for example --set optimizer.momentum=0.875; `reconv recipes show NAME` lists the fields",
+                hint="for example --set optimizer.momentum=0.875; `reconv recipes show NAME` lists the fields",
             )
         overrides.append((field.strip(), value, "--set"))
     return overrides
@@ -299,7 +299,7 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may be any bytes
     except OSError as error:
         raise ResourceError(
-            f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), then="choose another file"
+            f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), hint="choose another file"
         ) from error
 
 

@@ -63,7 +63,7 @@ def run_elastic(config: ElasticConfig, work: ElasticWork[T], nic: str | None = N
         raise UsageError(
             f"--rendezvous needs a secret that all nodes share, in {SECRET_VARIABLE}",
             why="only nodes that know it may take part in the run",
-            then=f"export {SECRET_VARIABLE}=... as `reconv rendezvous` printed it, on every node",
+            hint=f"export {SECRET_VARIABLE}=... as `reconv rendezvous` printed it, on every node",
         )
     received: list[int] = []
     results: list[T] = []
@@ -151,7 +151,7 @@ class _Agent(Generic[T]):
                 wait = ProcessWait()
                 time.sleep(_POLL_S)
                 continue
-            wait.tick(missing, where="--elastic", then="start more nodes, or look at the rendezvous and the network")
+            wait.tick(missing, where="--elastic", hint="start more nodes, or look at the rendezvous and the network")
 
     def _stopped(self) -> BaseException:
         """The end of a node that was asked to stop, and whose ranks had nothing to save."""
@@ -184,7 +184,7 @@ class _Agent(Generic[T]):
                 "the run directory no longer has the run",
                 where=self.work.job,
                 why="its file system is not mounted, or the run was deleted",
-                then="mount it and start this node again",
+                hint="mount it and start this node again",
             )
         self._run_id = found
 

@@ -28,13 +28,13 @@ class ElasticConfig:
         if not 1 <= least <= most <= _MAX_NODES:
             raise UsageError(
                 f"--elastic takes the smallest and the largest number of nodes, not {nodes!r}",
-                then="for example --elastic 1:4",
+                hint="for example --elastic 1:4",
             )
         if rendezvous is None and least > 1:
             raise UsageError(
                 f"--elastic {nodes} waits for {least} nodes, and this one knows no other",
                 why="without --rendezvous only this machine takes part",
-                then="start `reconv rendezvous HOST:PORT` on a machine, and name it with --rendezvous HOST:PORT",
+                hint="start `reconv rendezvous HOST:PORT` on a machine, and name it with --rendezvous HOST:PORT",
             )
         return cls(least, most, num_ranks, None if rendezvous is None else parse_endpoint(rendezvous))
 
@@ -45,6 +45,6 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port <= 65535:
         raise UsageError(
-            f"{text!r} is not the address of a rendezvous", then=f"name HOST:PORT, as in 10.0.0.1:{DEFAULT_PORT}"
+            f"{text!r} is not the address of a rendezvous", hint=f"name HOST:PORT, as in 10.0.0.1:{DEFAULT_PORT}"
         )
     return match[1] or match[2], port

@@ -33,21 +33,21 @@ def train_elastic(config: ElasticConfig, train: Callable[..., RunOutcome], args:
     if launch_env.world_size > 1:
         raise UsageError(
             f"--elastic cannot be combined with {launch_env.launcher}, which has already started processes",
-            then="start one `reconv train --elastic` on each node",
+            hint="start one `reconv train --elastic` on each node",
         )
     if args.out is None:
         raise UsageError(
-            "--elastic needs --out", why="all nodes and all rounds use one run directory", then="name it with --out DIR"
+            "--elastic needs --out", why="all nodes and all rounds use one run directory", hint="name it with --out DIR"
         )
     if args.mirror is not None:
         raise UsageError(
-            f"--elastic cannot use {args.mirror}", why="all nodes need one run directory", then="--out a shared folder"
+            f"--elastic cannot use {args.mirror}", why="all nodes need one run directory", hint="--out a shared folder"
         )
     if any(isinstance(value, BatchPerDevice) for _, value, _ in args.overrides):
         raise UsageError(
             "--elastic and --batch-per-device cannot be combined",
             why="an elastic run has the same global batch on any number of devices",
-            then="use --batch-size",
+            hint="use --batch-size",
         )
     out = args.out.absolute()
     args = replace(args, out=out)
@@ -75,7 +75,7 @@ def train_on_ray(launch: Ray, args: RunOptions) -> RunOutcome:
     """Train on a Ray cluster until the run ends."""
     if args.out is None:
         raise UsageError(
-            "launch=Ray(...) needs out", why="all nodes and all rounds use one run directory", then="add out=DIR"
+            "launch=Ray(...) needs out", why="all nodes and all rounds use one run directory", hint="add out=DIR"
         )
     provide(args.objects)
     resolved = resolve_recipe(args)
@@ -94,7 +94,7 @@ def _check_saves(recipe: Recipe, option: str) -> None:
         raise UsageError(
             f"{option} needs checkpoints, and save.every is off",
             why="after every change of the nodes the run would start anew",
-            then="for example --set save.every=1ep",
+            hint="for example --set save.every=1ep",
         )
 
 

@@ -140,7 +140,7 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         raise UsageError(
-            f"port {port} cannot be opened on this machine", why=str(error), then="choose another with --port"
+            f"port {port} cannot be opened on this machine", why=str(error), hint="choose another with --port"
         ) from error
 
 

@@ -47,7 +47,7 @@ class Launch:
         config = self._elastic_config()
         if on_event is not None and (config or num_local_ranks(self.devices, read_launch_env()) is not None):
             raise UsageError(
-                "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
+                "on_event cannot observe several processes", hint="read events.jsonl in the run directory instead"
             )
         if config is not None:
             from reconv.cluster.elastic_run import train_elastic  # imports torch's launcher
@@ -61,5 +61,5 @@ class Launch:
         if self.elastic is not None:
             return ElasticConfig.parse(self.elastic, self.rendezvous, self.devices or 1)
         if self.rendezvous is not None:
-            raise UsageError("--rendezvous is for elastic runs", then="add --elastic MIN:MAX, as in --elastic 1:4")
+            raise UsageError("--rendezvous is for elastic runs", hint="add --elastic MIN:MAX, as in --elastic 1:4")
         return None

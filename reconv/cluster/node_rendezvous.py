@@ -208,7 +208,7 @@ class StoreRendezvous:
                 f"{number - 1:,} nodes have joined this rendezvous, and {_MAX_NODES:,} may",
                 where=f"{host}:{port}",
                 why="someone else has written to it",
-                then="start another `reconv rendezvous` on a port that only the nodes of the job reach",
+                hint="start another `reconv rendezvous` on a port that only the nodes of the job reach",
             )
         self.node = Node(number, platform.node(), own_address, config.num_ranks, is_ready=True)
         self.node = replace(self.node, round=self._last_round(store))
@@ -426,7 +426,7 @@ def serve_rendezvous(host: str, port: int) -> TCPStore:
             "the rendezvous cannot listen",
             where=f"{host}:{port}",
             why=str(error.strerror),
-            then="name an address of this machine and a port that no other program uses",
+            hint="name an address of this machine and a port that no other program uses",
         ) from error
 
 
@@ -438,5 +438,5 @@ def _resolve_rendezvous(host: str, port: int) -> Address:
             f"the address of the rendezvous, {host!r}, cannot be resolved",
             where="--rendezvous",
             why=str(error),
-            then="name the address at which `reconv rendezvous` listens",
+            hint="name the address at which `reconv rendezvous` listens",
         ) from error

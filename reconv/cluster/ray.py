@@ -71,7 +71,7 @@ class Ray:
         """The smallest and the largest number of nodes."""
         least, _, most = str(self.nodes).partition(":")
         if not least.isdecimal() or not (most or least).isdecimal() or not 1 <= int(least) <= int(most or least):
-            raise UsageError(f"nodes is {self.nodes!r}", then="use a number or a range, as in '1:4'")
+            raise UsageError(f"nodes is {self.nodes!r}", hint="use a number or a range, as in '1:4'")
         return int(least), int(most or least)
 
     @property
@@ -85,7 +85,7 @@ class Ray:
 
         if on_event is not None:
             raise UsageError(
-                "on_event cannot observe several processes", then="read events.jsonl in the run directory instead"
+                "on_event cannot observe several processes", hint="read events.jsonl in the run directory instead"
             )
         return train_on_ray(self, replace(options, nic=self.nic))
 
@@ -107,7 +107,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         ray: Any = import_module("ray")
     except ImportError as error:
         raise UsageError(
-            "training on Ray needs the package ray", why=str(error), then="pip install 'reconv[ray]'"
+            "training on Ray needs the package ray", why=str(error), hint="pip install 'reconv[ray]'"
         ) from error
     if ray.is_initialized():
         yield ray
@@ -119,7 +119,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         raise UsageError(
             "there is no Ray cluster" if address == "auto" else f"no Ray cluster replies at {address}",
             why=printable(str(error).partition("\n")[0]),
-            then="start one with `ray start --head`, or name its address with --address HOST:6379",
+            hint="start one with `ray start --head`, or name its address with --address HOST:6379",
         ) from error
     try:
         yield ray
@@ -211,7 +211,7 @@ class _Driver:
             wait.tick(
                 f"{self._min} nodes with {has} ({number} now)",
                 where="Ray",
-                then="start more nodes with `ray start --address=...`, or allow fewer with --nodes",
+                hint="start more nodes with `ray start --address=...`, or allow fewer with --nodes",
                 sleep_s=1.0,
             )
 
@@ -360,7 +360,7 @@ def _check_versions(facts: Sequence[Mapping[str, Any]]) -> None:
         if fact["version"] != __version__:
             raise UsageError(
                 f"{fact['host']} has Reconv {fact['version']}, and this machine {__version__}",
-                then="install the same version on all nodes",
+                hint="install the same version on all nodes",
             )
 
 
@@ -375,7 +375,7 @@ def pickle_by_value(args: Any) -> bytes:
             raise UsageError(
                 f"{name} is defined in the script itself",
                 why="the nodes import it, and the script runs on this machine alone",
-                then="move it to a module that is installed on, or shared with, all nodes",
+                hint="move it to a module that is installed on, or shared with, all nodes",
             )
     return pickle.dumps(args)
 

@@ -21,9 +21,9 @@ def check_store(url: str) -> list[CheckResult]:
     try:
         return list(_check(open_object_store(as_url(url))))
     except StoreError as error:
-        return [CheckResult(TOPIC, "access", None, f"{error.filename}: {error.strerror}", "missing", error.then)]
+        return [CheckResult(TOPIC, "access", None, f"{error.filename}: {error.strerror}", "missing", error.hint)]
     except ReconvError as error:
-        return [CheckResult(TOPIC, "access", None, error.what, "missing", error.then)]
+        return [CheckResult(TOPIC, "access", None, error.what, "missing", error.hint)]
 
 
 def _check(store: ObjectStore) -> Iterator[CheckResult]:

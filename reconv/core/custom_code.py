@@ -115,7 +115,7 @@ def load_object(path: str) -> Any:
         raise UsageError(
             f"{attribute} was passed from Python and is not part of the run",
             why="only classes and functions of a module or a file can be imported again",
-            then="pass it again from Python, or move it to a file and name it by import path",
+            hint="pass it again from Python, or move it to a file and name it by import path",
         )
     is_file = module_name.endswith(".py")
     module = _import_file(Path(module_name), path) if is_file else _import_module(module_name, path)
@@ -128,7 +128,7 @@ def load_object(path: str) -> Any:
                 f"{path}: there is no {attribute} in {module.__name__}",
                 where=str(getattr(module, "__file__", "")),
                 why=f"it has {', '.join(names[:12])}" if names else "it is empty",
-                then="correct the name after the colon",
+                hint="correct the name after the colon",
             )
         found = getattr(found, part)
     return found
@@ -166,7 +166,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
         raise UsageError(
             f"{path} cannot be called with {', '.join(arguments) or 'no arguments'}",
             why=f"{error}; its arguments are {signature}",
-            then="change its arguments, or the options in the recipe",
+            hint="change its arguments, or the options in the recipe",
         ) from error
 
 
@@ -232,7 +232,7 @@ class CodeConsent:
                 f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} passed from Python, not stored with the run",
                 where=where,
                 why="only classes and functions of a module or a file can be imported again",
-                then="pass the same objects: reconv.train(..., out=RUN, resume=True), or reconv.load(RUN, model=...)",
+                hint="pass the same objects: reconv.train(..., out=RUN, resume=True), or reconv.load(RUN, model=...)",
             )
         sources = [describe_source(field, path, folders) for field, path in named]
         if self._digests is None:
@@ -241,7 +241,7 @@ class CodeConsent:
                     "the recipe of this run names code that would be imported",
                     where=where,
                     why="; ".join(map(str, sources)),
-                    then="look at the code; if you trust it, add --trust-code (in Python: trust_code=True)",
+                    hint="look at the code; if you trust it, add --trust-code (in Python: trust_code=True)",
                 )
             self._digests = {source.path: source.digests for source in sources}
         if other := [source for source in sources if self._digests.get(source.path) != source.digests]:
@@ -249,7 +249,7 @@ class CodeConsent:
                 "the recipe names other code than what you agreed to import",
                 where=where,
                 why="; ".join(map(str, other)),
-                then="look at it; if you trust it, start a new command with --trust-code",
+                hint="look at it; if you trust it, start a new command with --trust-code",
             )
 
     def without_question(self) -> CodeConsent:
@@ -319,7 +319,7 @@ def code_errors(what: str = "") -> Iterator[None]:
             f"{what or 'your own code'} raised {type(error).__name__}: {error}".replace(", raised", " raised"),
             where=line,
             why="the error is in this code, not in Reconv",
-            then="correct it; --debug shows the whole traceback",
+            hint="correct it; --debug shows the whole traceback",
         ) from error
 
 
@@ -349,7 +349,7 @@ def _user_line(error: Exception, is_ours: bool) -> str:
 def _split(path: str) -> tuple[str, str]:
     match = _IMPORT_PATH.fullmatch(path)
     if match is None:
-        raise UsageError(f"{path!r} is not an import path", then=f"write it as in {EXAMPLE}")
+        raise UsageError(f"{path!r} is not an import path", hint=f"write it as in {EXAMPLE}")
     return match["module"], match["attribute"]
 
 
@@ -370,7 +370,7 @@ def _import_module(name: str, path: str) -> ModuleType:
             f"{path}: there is no module {error.name or name}",
             where=", ".join(_searched()),
             why="it is neither in these folders nor installed",
-            then="put its folder into code_path, name the file as in ./nets.py:make, or install the package",
+            hint="put its folder into code_path, name the file as in ./nets.py:make, or install the package",
         ) from error
 
 
@@ -383,9 +383,9 @@ def _searched() -> list[str]:
 def _import_file(file: Path, path: str) -> ModuleType:
     """The module of a file, imported by its name: worker processes and other ranks import it in the same way."""
     if not file.is_file():
-        raise UsageError(f"{path}: there is no file {file}", then="check the path; it is relative to the recipe file")
+        raise UsageError(f"{path}: there is no file {file}", hint="check the path; it is relative to the recipe file")
     if not file.stem.isidentifier():
-        raise UsageError(f"{path}: {file.stem} is not a module name", then="use letters, digits and _ in the file name")
+        raise UsageError(f"{path}: {file.stem} is not a module name", hint="use letters, digits and _ in the file name")
     add_folders([str(file.parent)])
     module = _import_module(file.stem, f"{file.stem}:{_split(path)[1]}")
     found = _file_of(module)
@@ -394,7 +394,7 @@ def _import_file(file: Path, path: str) -> ModuleType:
             f"{path}: another module is called {file.stem}",
             where=str(found or "it is a part of Python"),
             why="Python imports that one first",
-            then="rename the file",
+            hint="rename the file",
         )
     return module
 

@@ -40,18 +40,18 @@ class ReconvError(Exception):
     code: ExitCode = ExitCode.UNEXPECTED
     is_reported = False  # True: another process has already printed it
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", then: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.why = why
-        self.then = then
+        self.hint = hint
 
     def __str__(self) -> str:
         lines = [printable(self.what)]
         lines += [f"  where: {printable(self.where)}"] if self.where else []
         lines += [f"  why:   {printable(self.why)}"] if self.why else []
-        lines += [f"  next:  {printable(self.then)}"] if self.then else []
+        lines += [f"  hint:  {printable(self.hint)}"] if self.hint else []
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
@@ -60,7 +60,7 @@ class ReconvError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         """The error as plain data that can be sent to other processes."""
-        text = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}
+        text = {"what": self.what, "where": self.where, "why": self.why, "hint": self.hint}
         return {
             **{name: printable(value) for name, value in text.items()},
             "code": int(self.code),
@@ -138,7 +138,7 @@ class RemoteRankError(ReconvError):
     def from_dict(cls, fields: Mapping[str, Any]) -> RemoteRankError:
         """The error that `to_dict` described."""
         # `to_dict` has escaped the newlines that were not meant.
-        texts = {name: printable_lines(*fields[name].split("\n")) for name in ("what", "where", "why", "then")}
+        texts = {name: printable_lines(*fields[name].split("\n")) for name in ("what", "where", "why", "hint")}
         error = cls(texts.pop("what"), **texts)
         error.code, error.is_reported = ExitCode(fields["code"]), fields["is_reported"]
         return error
@@ -183,7 +183,7 @@ class InterruptedRunError(ReconvError):
     code = ExitCode.INTERRUPTED
 
     def __init__(self, what: str = "Interrupted before a checkpoint was saved") -> None:
-        super().__init__(what, then="run the same command with --resume")
+        super().__init__(what, hint="run the same command with --resume")
 
 
 class PipeClosedError(ReconvError):

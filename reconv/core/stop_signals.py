@@ -57,6 +57,6 @@ def _number(name: str) -> int:
             f"{name} cannot be a stop signal",
             where=STOP_SIGNAL_VARIABLE,
             why="it cannot be caught, or has another meaning" if base in _UNSUITABLE else "there is no such signal",
-            then=f"name one such as {STOP_SIGNAL_VARIABLE}=SIGQUIT or SIGRTMIN+3; several are separated by commas",
+            hint=f"name one such as {STOP_SIGNAL_VARIABLE}=SIGQUIT or SIGRTMIN+3; several are separated by commas",
         )
     return int(number)

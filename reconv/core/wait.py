@@ -22,11 +22,11 @@ class ProcessWait:
     start_s: float = field(default_factory=time.monotonic)
     _noticed_s: float = 0.0
 
-    def tick(self, who: str, where: str, then: str, sleep_s: float = _POLL_S) -> None:
+    def tick(self, who: str, where: str, hint: str, sleep_s: float = _POLL_S) -> None:
         """Sleep a little and print what is waited for when it is time, or raise RankLostError at the deadline."""
         waited_s = time.monotonic() - self.start_s
         if waited_s >= WAIT_TIMEOUT_S:
-            raise RankLostError(f"{who} did not respond within {WAIT_TIMEOUT_S:.0f} s", where=where, then=then)
+            raise RankLostError(f"{who} did not respond within {WAIT_TIMEOUT_S:.0f} s", where=where, hint=hint)
         if waited_s - self._noticed_s >= self.notice_s:
             self._noticed_s = waited_s
             if self.is_printed:

@@ -59,7 +59,7 @@ def read_list(file: Path, action: str) -> list[ListedImage]:
     needed = {"path"} | ({"label"} if action == RELABEL else set())
     if not needed <= names:
         missing = " and ".join(sorted(needed - names))
-        raise DataError(f"the list of data.{action} has no column {missing}", where=str(file), then="add a header line")
+        raise DataError(f"the list of data.{action} has no column {missing}", where=str(file), hint="add a header line")
     chosen = [row for row in rows if (row.get("action", action) or "").strip() == action]
     return [ListedImage(row["path"], row.get("split") or "", row.get("label") or "") for row in chosen]
 
@@ -128,7 +128,7 @@ def _listed(
             f"none of the {len(rows):,} images of data.{action} is in the data",
             where=file,
             why=f"the first is {rows[0].path}",
-            then="paths are relative to the folder given as --data",
+            hint="paths are relative to the folder given as --data",
         )
     return found
 
@@ -154,7 +154,7 @@ def _corrected(dataset: Dataset, indices: I64, labels: Mapping[int, int]) -> Dat
             raise DataError(
                 "data.relabel is for data with one class per image",
                 where=dataset.origin,
-                then="correct the labels in their files; data.exclude leaves images out",
+                hint="correct the labels in their files; data.exclude leaves images out",
             )
         if isinstance(dataset, DetectionDataset):
             return DetectionSubset(dataset, indices)

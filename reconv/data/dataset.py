@@ -76,8 +76,8 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     if len(names) > read_limits.CLASSES:
         problem = f"there are {len(names):,} classes, more than {read_limits.CLASSES:,}"
     if problem is not None:
-        then = "correct the labels or the names; docs/how-to/data.md lists the limits"
-        raise DataError("these classes are not supported", where=where, why=problem, then=then)
+        hint = "correct the labels or the names; docs/how-to/data.md lists the limits"
+        raise DataError("these classes are not supported", where=where, why=problem, hint=hint)
 
 
 class Dataset(Protocol):

@@ -101,7 +101,7 @@ def download_dataset(
     """Download the named dataset into `folder`, unless it is there."""
     if name not in DATASETS:
         raise UsageError(
-            f"unknown dataset {name}", why=f"known are {', '.join(DATASETS)}", then="reconv data get cifar10"
+            f"unknown dataset {name}", why=f"known are {', '.join(DATASETS)}", hint="reconv data get cifar10"
         )
     return fetch_archives(DATASETS[name], folder, progress, base_url)
 
@@ -137,7 +137,7 @@ def fetch_archive(archive: Archive, folder: Path, progress: Progress | None, bas
             f"cannot write to {folder}",
             where=error.filename or str(folder),
             why=error.strerror or str(error),
-            then="free some space or choose a writable folder",
+            hint="free some space or choose a writable folder",
         ) from error
     return DownloadedDataset(final, already_there=False)
 
@@ -150,7 +150,7 @@ def _check_complete(archive: Archive, final: Path) -> None:
                 f"{final} exists, but {name} {'has another size' if file.is_file() else 'is missing'}",
                 where=str(file),
                 why="the folder is an incomplete copy that was not made by this command",
-                then=f"remove it and run the same command again: rm -r {final}",
+                hint=f"remove it and run the same command again: rm -r {final}",
             )
     num_files = archive.num_files and sum(1 for entry in final.iterdir() if entry.is_file())
     if num_files != archive.num_files:
@@ -158,7 +158,7 @@ def _check_complete(archive: Archive, final: Path) -> None:
             f"{final} exists, but it holds {num_files:,} files instead of {archive.num_files:,}",
             where=str(final),
             why="the folder is an incomplete copy that was not made by this command",
-            then=f"remove it and run the same command again: rm -r {final}",
+            hint=f"remove it and run the same command again: rm -r {final}",
         )
 
 
@@ -171,7 +171,7 @@ def _verify_checksum(archive: Archive, part: Path) -> None:
             f"wrong checksum of {archive.name}: {found} instead of {archive.md5} ({size:,} bytes)",
             where=str(part),
             why="the download was corrupted, or the server sent another file; it has been removed",
-            then="run the same command again",
+            hint="run the same command again",
         )
 
 

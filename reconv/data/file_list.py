@@ -115,7 +115,7 @@ def walk_images(top: str | Path) -> list[str]:
                 f"{top} is not a folder of images",
                 where=str(top),
                 why=f"of the first {num_entries:,} files and folders below it, {len(found):,} are images",
-                then="name the folder that holds the images",
+                hint="name the folder that holds the images",
             )
     return sorted(found)
 

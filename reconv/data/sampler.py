@@ -39,7 +39,7 @@ class Sampler:
             raise DataError(
                 f"{num_samples} training samples do not fill a batch of {global_batch}",
                 why="data.drop_last: true leaves out a last batch that is not full",
-                then=f"--batch-size {max(1, num_samples)} or less, or --set data.drop_last=false",
+                hint=f"--batch-size {max(1, num_samples)} or less, or --set data.drop_last=false",
             )
         self._num_samples = num_samples
         self._global_batch = global_batch

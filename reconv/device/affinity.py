@@ -59,7 +59,7 @@ def cpu_affinity(
         raise UsageError(
             "processes cannot be bound to cores on this system",
             where="engine.cpu_affinity",
-            then="--set engine.cpu_affinity=any",
+            hint="--set engine.cpu_affinity=any",
         )
     before = os.sched_getaffinity(0)
     try:
@@ -81,7 +81,7 @@ def _bind(requested: str, pci_address: str | None, system: Path) -> str:
             f"none of the cores {_format_cpus(wanted)} are available to this process",
             where="engine.cpu_affinity",
             why=f"it may use {_format_cpus(allowed)}",
-            then="--set engine.cpu_affinity=any",
+            hint="--set engine.cpu_affinity=any",
         )
     os.sched_setaffinity(0, wanted & allowed)
     missing = f"; {_format_cpus(wanted - allowed)} are not available" if wanted - allowed else ""

@@ -127,7 +127,7 @@ def open_device(name: str = "auto", threads: int | None = None, local_rank: int 
         return Mps(threads)
     match = re.fullmatch(r"(cuda|hpu)(?::(\d+))?", name)
     if match is None:
-        raise UsageError(f"unknown device {name!r}", then="use auto, cpu, cuda, cuda:1, mps or hpu")
+        raise UsageError(f"unknown device {name!r}", hint="use auto, cpu, cuda, cuda:1, mps or hpu")
     if match[1] == "hpu":
         return Hpu(local_rank if match[2] is None else int(match[2]), threads)
     return Cuda(int(match[2] or 0), threads)

@@ -87,13 +87,13 @@ class Cuda:
             raise UsageError(
                 "no CUDA device is available",
                 why="the driver reports no GPU" if has_build else f"torch {torch.__version__} is built without CUDA",
-                then="use --device cpu; `reconv doctor` shows what is missing",
+                hint="use --device cpu; `reconv doctor` shows what is missing",
             )
         if index >= torch.cuda.device_count():
             raise UsageError(
                 f"there is no cuda:{index}",
                 why=f"{torch.cuda.device_count()} GPUs are visible, counted from 0",
-                then="use a smaller index; CUDA_VISIBLE_DEVICES may hide some GPUs",
+                hint="use a smaller index; CUDA_VISIBLE_DEVICES may hide some GPUs",
             )
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(self.torch)

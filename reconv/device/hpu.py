@@ -38,7 +38,7 @@ class Hpu:
             raise UsageError(
                 f"there is no hpu:{index}",
                 why=f"the driver reports {num_devices} Gaudi devices, counted from 0",
-                then="use --device cpu; `hl-smi` lists the devices",
+                hint="use --device cpu; `hl-smi` lists the devices",
             )
         self.torch = torch.device("hpu", index)
         self._hpu.set_device(index)
@@ -143,7 +143,7 @@ def _vendor(name: str) -> Any:
         raise UsageError(
             "no Gaudi device is available",
             why=f"{error}; this is Python {sys.version_info.major}.{sys.version_info.minor}",
-            then="run in the vendor's container, install its driver and habana_frameworks, or use --device cpu",
+            hint="run in the vendor's container, install its driver and habana_frameworks, or use --device cpu",
         ) from error
 
 

@@ -27,7 +27,7 @@ class Mps:
                 why="this machine has none"
                 if torch.backends.mps.is_built()
                 else f"torch {torch.__version__} is built without MPS",
-                then="use --device cpu; `reconv doctor` shows what is missing",
+                hint="use --device cpu; `reconv doctor` shows what is missing",
             )
         self.torch = torch.device("mps")
         if threads is not None:

@@ -94,7 +94,7 @@ def refused(launch_env: LaunchEnv, ranks: list[int], why: str = "") -> RankLostE
         f"{_name(ranks)} did not prove that it knows the secret of this run" if ranks else "a rank was refused",
         where=f"rank {launch_env.rank} of {launch_env.world_size}, started by {launch_env.launcher}",
         why=why,
-        then=f"set {SECRET_VARIABLE} to the same text for all ranks, and let only their machines reach each other",
+        hint=f"set {SECRET_VARIABLE} to the same text for all ranks, and let only their machines reach each other",
     )
 
 

@@ -92,7 +92,7 @@ def _decode_from(rank: int, content: Tensor) -> object:
         raise RankLostError(
             f"rank {rank} sent something that is not a message of a rank",
             why=f"{_FOREIGN} ({type(error).__name__}: {error})"[:300],
-            then="start all ranks with the same version of Reconv, and set RECONV_SECRET on all of them",
+            hint="start all ranks with the same version of Reconv, and set RECONV_SECRET on all of them",
         ) from error
 
 

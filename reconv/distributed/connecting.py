@@ -136,7 +136,7 @@ class ConnectingRanks:
             wait.tick(
                 _name_ranks(self._others(is_missing)),
                 where=f"{self._launch_env.world_size} processes expected by {self._launch_env.launcher}",
-                then="start all processes of the job, and look at the output of the missing ones",
+                hint="start all processes of the job, and look at the output of the missing ones",
                 sleep_s=_POLL_S,
             )
 
@@ -156,7 +156,7 @@ class ConnectingRanks:
                     f"rank {rank} is lost: silent for {silent_s:.0f} s while the ranks connect",
                     where=f"{seen.host}, process {seen.pid}",
                     why=process_state(seen.pid) if is_here else "it was killed or stopped, or its machine is cut off",
-                    then="look at the output of that rank, then run the command again",
+                    hint="look at the output of that rank, then run the command again",
                 )
 
     def _beat(self) -> None:

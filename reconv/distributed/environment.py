@@ -101,7 +101,7 @@ def read_node_env(environment: Mapping[str, str] | None = None) -> NodeEnv | Non
             f"inconsistent nodes: node {node.node_rank} of {node.num_nodes}",
             where="environment",
             why="read from PET_NODE_RANK and PET_NNODES; nodes count from 0",
-            then="set both, the same number of nodes on each, or unset them",
+            hint="set both, the same number of nodes on each, or unset them",
         )
     return node if node.world_size > 1 else None
 
@@ -115,7 +115,7 @@ def _ranks_per_node(text: str) -> int:
         raise UsageError(
             f"PET_NPROC_PER_NODE is {text!r}, not a number of ranks",
             where="environment",
-            then="set the number of devices of each node, or `auto`",
+            hint="set the number of devices of each node, or `auto`",
         )
     return int(text)
 
@@ -133,7 +133,7 @@ def requested_backend(environment: Mapping[str, str] | None = None) -> str | Non
     """
     backend = (os.environ if environment is None else environment).get(BACKEND_VARIABLE) or None
     if backend not in (None, "nccl", "gloo"):
-        raise UsageError(f"{BACKEND_VARIABLE}={backend}: it is nccl or gloo", then=f"unset {BACKEND_VARIABLE}")
+        raise UsageError(f"{BACKEND_VARIABLE}={backend}: it is nccl or gloo", hint=f"unset {BACKEND_VARIABLE}")
     return backend
 
 
@@ -149,7 +149,7 @@ def num_local_ranks(devices: int | None, launch_env: LaunchEnv) -> int | None:
         raise UsageError(
             f"--devices {devices} contradicts PET_NPROC_PER_NODE={node.ranks_per_node}",
             why="what has started this process gives each node a number of ranks",
-            then="drop --devices",
+            hint="drop --devices",
         )
     return node.ranks_per_node
 
@@ -160,7 +160,7 @@ def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
         raise UsageError(
             f"--devices {devices} cannot be combined with {launch_env.launcher}, "
             f"which has already started {launch_env.world_size} processes",
-            then="drop --devices, or run without the launcher",
+            hint="drop --devices, or run without the launcher",
         )
     return devices is not None and devices > 1
 
@@ -177,7 +177,7 @@ def _check_ranks(launch_env: LaunchEnv) -> None:
             f"local rank {launch_env.local_rank} of {launch_env.local_world_size}",
             where="environment",
             why=f"read from the variables of {launch_env.launcher}; ranks count from 0",
-            then="unset variables left over from an earlier job, or start with torchrun, mpirun, srun or --devices",
+            hint="unset variables left over from an earlier job, or start with torchrun, mpirun, srun or --devices",
         )
 
 
@@ -274,7 +274,7 @@ def _with_master_addr(launch_env: LaunchEnv, environment: Mapping[str, str], exa
             f"the address of rank 0 is unknown to the {launch_env.world_size} processes on several machines",
             where=f"{launch_env.launcher}, rank {launch_env.rank}",
             why="MASTER_ADDR is not set",
-            then=example,
+            hint=example,
         )
     return replace(launch_env, master_addr=address or _LOCALHOST)
 
@@ -306,7 +306,7 @@ def _port(environment: Mapping[str, str], job: str, name: str = "MASTER_PORT") -
         raise UsageError(
             f"{name} is {given!r}, not a port",
             where="environment",
-            then=f"set it to a number from 1 to {_LAST_PORT}, the same for all processes, or unset it",
+            hint=f"set it to a number from 1 to {_LAST_PORT}, the same for all processes, or unset it",
         )
     return int(given) if given else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
 

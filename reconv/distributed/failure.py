@@ -144,7 +144,7 @@ class FailureMonitor:
             if found is not None:
                 return found
             time.sleep(HEARTBEAT_S / 4)
-        return RankLostError("the connection to another rank was closed", where=self._here(), then=self.if_lost)
+        return RankLostError("the connection to another rank was closed", where=self._here(), hint=self.if_lost)
 
     def _wait_for_abort(self) -> None:
         """Once a thread aborts this process, the main thread must not do anything else."""
@@ -304,7 +304,7 @@ class FailureMonitor:
             f"rank {rank} is lost: no heartbeat for {peer.silent_s():.0f} s",
             where="no heartbeat was ever received" if beat is None else f"{beat.host}, process {beat.pid}",
             why=_with_last_seen(_process_state(beat), beat),
-            then=self.if_lost,
+            hint=self.if_lost,
         )
 
     def _store_lost(self, timeout_s: float) -> RankLostError | None:
@@ -316,7 +316,7 @@ class FailureMonitor:
             f"rank 0 cannot be reached: its store has not replied for {silent_s:.0f} s",
             where=f"{self._launch_env.master_addr}:{self._launch_env.master_port}, seen from {self._here()}",
             why=_with_last_seen("its machine is down, or the network connection is broken", rank0),
-            then=self.if_lost,
+            hint=self.if_lost,
         )
 
     def _here(self) -> str:
@@ -403,5 +403,5 @@ def choose_failure(errors: Sequence[RemoteRankError], rank: int, exit_code: int,
         f"rank {rank} {what}",
         where=f"process {pid}",
         why=next(known, "" if was_killed else message),
-        then="see logs/ in the run directory; then run the same command with --resume",
+        hint="see logs/ in the run directory; then run the same command with --resume",
     )

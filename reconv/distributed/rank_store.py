@@ -47,7 +47,7 @@ def open_store(launch_env: LaunchEnv) -> tuple[TCPStore, LaunchEnv]:
         lambda: _resolve(launch_env),
         "rank 0",
         where=f"rank {launch_env.rank} of {launch_env.world_size} on {platform.node()}",
-        then="start rank 0, or check MASTER_ADDR, MASTER_PORT and the firewall",
+        hint="start rank 0, or check MASTER_ADDR, MASTER_PORT and the firewall",
     )
     return connect(launch_env), launch_env
 
@@ -87,7 +87,7 @@ def _resolve(launch_env: LaunchEnv) -> Address:
             f"the address of rank 0, {launch_env.master_addr!r}, cannot be resolved",
             where=f"rank {launch_env.rank} of {launch_env.world_size}, started by {launch_env.launcher}",
             why=str(error),
-            then="set MASTER_ADDR to a name or address that every machine of the job knows",
+            hint="set MASTER_ADDR to a name or address that every machine of the job knows",
         ) from error
 
 
@@ -114,7 +114,7 @@ def _serve(launch_env: LaunchEnv, address: Address) -> tuple[TCPStore, int]:
             f"rank 0 of {launch_env.world_size} cannot listen for the other processes",
             where=f"{host}:{port}",
             why=f"another program uses the port ({error.strerror})" if is_used else str(error.strerror),
-            then="set another MASTER_PORT, the same for all processes"
+            hint="set another MASTER_PORT, the same for all processes"
             if is_used
             else "set MASTER_ADDR to an address of the machine that runs rank 0",
         ) from error
@@ -149,11 +149,11 @@ def _read_port(launch_env: LaunchEnv) -> int:
     """The port that rank 0 of --devices has chosen."""
     file, wait = Path(launch_env.failure_dir) / _PORT_FILE, ProcessWait()
     while not file.exists():
-        wait.tick("rank 0", where="--devices", then="run the command again with fewer --devices")
+        wait.tick("rank 0", where="--devices", hint="run the command again with fewer --devices")
     return int(file.read_text())
 
 
-def wait_for_port(find_address: Callable[[], Address], who: str, where: str, then: str) -> None:
+def wait_for_port(find_address: Callable[[], Address], who: str, where: str, hint: str) -> None:
     """Wait until something listens at an address; its name may get another one: that of a new pod."""
     wait, address, resolved_s = ProcessWait(), find_address(), time.monotonic()
     while True:
@@ -162,7 +162,7 @@ def wait_for_port(find_address: Callable[[], Address], who: str, where: str, the
             socket.create_connection((host, port), timeout=_REQUEST_TIMEOUT.total_seconds()).close()
             return
         except OSError as error:
-            wait.tick(f"{who} at {host}:{port}", where=where, then=f"{then} ({error.strerror or error})")
+            wait.tick(f"{who} at {host}:{port}", where=where, hint=f"{hint} ({error.strerror or error})")
         if time.monotonic() - resolved_s >= RESOLVE_EVERY_S:
             resolved_s = time.monotonic()
             with suppress(UsageError):  # while there is none
@@ -175,7 +175,7 @@ def unreachable(launch_env: LaunchEnv, why: str) -> ReconvError:
         "rank 0 cannot be reached",
         where=f"{launch_env.master_addr}:{launch_env.master_port}, seen from rank {launch_env.rank}",
         why=why,
-        then="check that MASTER_ADDR and MASTER_PORT are the same for all processes and used by no other program",
+        hint="check that MASTER_ADDR and MASTER_PORT are the same for all processes and used by no other program",
     )
 
 

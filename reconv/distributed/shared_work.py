@@ -38,7 +38,7 @@ def check_same_plan(process_group: ProcessGroup, plan: Mapping[str, Any]) -> Non
             "the ranks do not have the same data or options",
             where=f"{', '.join(others[:4])}, unlike rank 0 on {found[0][0]}",
             why="files are missing there, or a path is another folder",
-            then="put the data on storage that all machines share",
+            hint="put the data on storage that all machines share",
         )
 
 

@@ -150,7 +150,7 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
     """Connect to the other ranks."""
     if device not in BACKENDS:
         raise UsageError(
-            f"several processes cannot train on {device}", then="use --device cpu or cuda, or a single process"
+            f"several processes cannot train on {device}", hint="use --device cpu or cuda, or a single process"
         )
     load_backend(device)
     while _exit_barriers:
@@ -170,7 +170,7 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             f"the {launch_env.world_size} processes could not connect to each other",
             where=f"rank {launch_env.rank} of {launch_env.world_size}",
             why=str(error).splitlines()[0],
-            then="check the network between the machines, and choose its interface with --nic",
+            hint="check the network between the machines, and choose its interface with --nic",
         ) from error
     index = launch_env.local_rank % (count_devices(device) or 1)  # a launcher may show each process its own device
     torch_device = torch.device(device if device == "cpu" else f"{device}:{index}")

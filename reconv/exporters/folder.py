@@ -33,7 +33,7 @@ class ExportFolder:
                 f"{path} already exists",
                 where=str(path),
                 why="it holds an earlier export" if is_export else "it is not an export, and is never overwritten",
-                then="replace it: --force" if is_export else "choose another folder: --out DIR",
+                hint="replace it: --force" if is_export else "choose another folder: --out DIR",
             )
 
     @contextmanager
@@ -78,7 +78,7 @@ class ExportFolder:
             raise RunLockedError(
                 f"{self.path} is being written by another process",
                 where=str(self.staging),
-                then="wait for it, or choose another folder: --out DIR",
+                hint="wait for it, or choose another folder: --out DIR",
             ) from error
 
 

@@ -79,7 +79,7 @@ def export(
     target.check_packages()
     _check_options(target, options)
     if images is not None and data is not None:
-        raise UsageError("--images and --data cannot be combined", then="omit one of them")
+        raise UsageError("--images and --data cannot be combined", hint="omit one of them")
     located = find_model(run, best, log)
     predictor = Predictor.from_located(
         located, weights=weights, recipe=recipe, device="cpu", backend="eager", trust_code=trust_code, model=model
@@ -122,7 +122,7 @@ def _check_options(target: ExportTarget, options: ExportOptions) -> None:
     given = {"--opset": options.opset is not None, "--int8": options.int8, "--no-nms": not options.nms}
     for option, is_given in given.items():
         if is_given and option not in target.options:
-            raise UsageError(f"export --to {target.name} has no {option}", then=f"omit {option}")
+            raise UsageError(f"export --to {target.name} has no {option}", hint=f"omit {option}")
 
 
 def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
@@ -132,7 +132,7 @@ def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
     if images is not None:
         raise UsageError(
             "--int8 is judged by accuracy, and the images of --images have no known classes",
-            then="omit --images, or give a dataset: --data DIR; to calibrate with these images: --calibration DIR",
+            hint="omit --images, or give a dataset: --data DIR; to calibrate with these images: --calibration DIR",
         )
 
 
@@ -212,5 +212,5 @@ def _refused(result: gate.GateResult, folder: ExportFolder) -> ExportError:
         "the exported model gives other results than the trained one, and was not written",
         where=str(folder.path),
         why="; ".join(result.failures),
-        then=f"see {folder.refused_report}",
+        hint=f"see {folder.refused_report}",
     )

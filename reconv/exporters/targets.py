@@ -62,7 +62,7 @@ class ExportTarget:
             raise UsageError(
                 f"export --to {self.name} needs {', '.join(missing)}",
                 why="the package is not installed",
-                then=f"pip install 'reconv[{self.extra}]'",
+                hint=f"pip install 'reconv[{self.extra}]'",
             )
 
 
@@ -153,5 +153,5 @@ def _is_installed(package: str) -> bool:
 def find_target(name: str) -> ExportTarget:
     """The target of a name; raises `UsageError` if there is none."""
     if name not in TARGETS:
-        raise UsageError(f"there is no export target {name!r}", then=f"use one of {', '.join(TARGETS)}")
+        raise UsageError(f"there is no export target {name!r}", hint=f"use one of {', '.join(TARGETS)}")
     return TARGETS[name]

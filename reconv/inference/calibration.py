@@ -70,7 +70,7 @@ class CalibrationSource:
                 "there are no calibration images that can be read",
                 where=str(self.folder or self.data or ""),
                 why=f"int8 with a fixed batch size needs at least {batch}" if batch else "int8 needs some",
-                then="give a folder of typical images: --calibration DIR",
+                hint="give a folder of typical images: --calibration DIR",
             )
         return batches
 
@@ -108,7 +108,7 @@ class CalibrationSource:
                 f"int8 needs at least {MIN_IMAGES} images to calibrate and to judge it",
                 where=str(self.folder),
                 why=f"there are {len(files)}",
-                then="give a folder of typical images: --calibration DIR",
+                hint="give a folder of typical images: --calibration DIR",
             )
         order = permutation(key(0, "calibration"), len(files))
         num = min(NUM_IMAGES, len(files) // 2)
@@ -127,7 +127,7 @@ class CalibrationSource:
                 f"int8 needs {what}: {error.what}",
                 where=error.where,
                 why=error.why,
-                then="give a folder of typical images: --calibration DIR",
+                hint="give a folder of typical images: --calibration DIR",
             ) from error
         for index in _indices(len(dataset), number):
             sample = dataset[index]

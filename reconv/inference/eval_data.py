@@ -99,11 +99,11 @@ def _unknown_classes(dataset: Dataset, unknown: Sequence[str], classes: ModelCla
             f"{len(dataset.class_names):,} classes in the dataset, {len(classes.names):,} in the model",
             where=dataset.origin,
             why="the weights have no class names to match by",
-            then="use data with all classes of the model, in the same order",
+            hint="use data with all classes of the model, in the same order",
         )
     return DataError(
         "the classes of this dataset differ from those the model was trained on",
         where=dataset.origin,
         why=f"not a class of the model: {shown}; it has {len(classes.names):,} classes: {ours}",
-        then="rename the classes of the dataset as in training, or remove them",
+        hint="rename the classes of the dataset as in training, or remove them",
     )

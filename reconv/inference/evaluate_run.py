@@ -169,7 +169,7 @@ def _check_all(args: EvalArgs, located: LocatedWeights) -> None:
         "--predictions": args.predictions is not None,
     }
     for option in (option for option, is_given in given.items() if is_given):
-        raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
+        raise UsageError(f"--all and {option} cannot be combined", hint="omit one of them")
     if located.run is None:
         raise UsageError(f"--all needs a run directory, and {args.run} is not one", where=str(args.run))
 

@@ -74,13 +74,13 @@ def _to_uint8(pixels: Array, original: Array | Tensor) -> npt.NDArray[np.uint8]:
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or 0 in pixels.shape:
         raise UsageError(
-            f"an image of shape {tuple(original.shape)} is not supported", then=f"pass {_TAKES}, with 1 or 3 channels"
+            f"an image of shape {tuple(original.shape)} is not supported", hint=f"pass {_TAKES}, with 1 or 3 channels"
         )
     pixels = pixels[:, :, :3]  # without alpha, as files are read
     if pixels.dtype == np.bool_:
         return pixels.astype(np.uint8) * 255
     if pixels.dtype.kind not in "uif":
-        raise UsageError(f"an image of dtype {original.dtype} is not supported", then="use uint8 or float32")
+        raise UsageError(f"an image of dtype {original.dtype} is not supported", hint="use uint8 or float32")
     if pixels.dtype == np.uint8:
         return pixels
     is_float, limit = pixels.dtype.kind == "f", 1 if pixels.dtype.kind == "f" else 255
@@ -89,7 +89,7 @@ def _to_uint8(pixels: Array, original: Array | Tensor) -> npt.NDArray[np.uint8]:
         raise DataError(
             f"an image of dtype {original.dtype} has values from {low:g} to {high:g}, not from 0 to {limit}",
             why="floats are taken as fractions of white, integers as 8-bit values; do not normalize images yourself",
-            then="scale it, or pass a uint8 array",
+            hint="scale it, or pass a uint8 array",
         )
     return (pixels * 255).round().astype(np.uint8) if is_float else pixels.astype(np.uint8)
 
@@ -97,7 +97,7 @@ def _to_uint8(pixels: Array, original: Array | Tensor) -> npt.NDArray[np.uint8]:
 def _unsupported(image: object) -> UsageError:
     return UsageError(
         f"a {type(image).__name__} is not an image",
-        then=f"pass a path, encoded bytes, a PIL image, {_TAKES}, or a list of them",
+        hint=f"pass a path, encoded bytes, a PIL image, {_TAKES}, or a list of them",
     )
 
 

@@ -112,7 +112,7 @@ def choose_image_decoder(preprocess: PreprocessConfig, decoder: DecoderName) -> 
             "the compiled JPEG decoder is not available",
             where="--decoder",
             why=native.problem(),
-            then="compile it: pip install . with a C compiler on the machine, or use --decoder pillow",
+            hint="compile it: pip install . with a C compiler on the machine, or use --decoder pillow",
         )
     is_wanted = decoder == "native" or native.native_support().is_fast
     return "native" if can_be_native and is_wanted else "pillow"

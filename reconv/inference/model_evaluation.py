@@ -108,7 +108,7 @@ def evaluate_model(
         raise UsageError(
             f"there is no table of predictions for task: {recipe.task}",
             why="its rows have one class per image",
-            then="reconv predict RUN FOLDER --json FILE has every label or box",
+            hint="reconv predict RUN FOLDER --json FILE has every label or box",
         )
     check_same_data(process_group, dataset)
     if recipe.task == "detection" and not has_coco_eval():

@@ -43,7 +43,7 @@ class Selection:
         if self.min_score is not None and task == "classification":
             raise UsageError(
                 "--min-score is for detectors and multi-label models, and this model gives one class per image",
-                then="omit --min-score",
+                hint="omit --min-score",
             )
 
 

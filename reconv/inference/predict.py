@@ -204,7 +204,7 @@ def log_threshold(run_dir: RunDir | None, log: LogFunction) -> None:
 def target_files(predictor: Predictor, files: Sequence[ImageFile], folder: Path) -> list[Path]:
     """A file in the folder for each image; images with the same name get numbers. Raises an error for a classifier."""
     if not predictor.is_detector:
-        raise UsageError("--save-images is for detectors, and this model is a classifier", then="omit --save-images")
+        raise UsageError("--save-images is for detectors, and this model is a classifier", hint="omit --save-images")
     paths = [file.path for file in files]
     targets: list[Path] = []
     taken: set[str] = set()
@@ -218,7 +218,7 @@ def target_files(predictor: Predictor, files: Sequence[ImageFile], folder: Path)
     originals = {real_path(file) for file in paths}
     overwritten = next((target for target in targets if real_path(target) in originals), None)
     if overwritten is not None:
-        raise UsageError("--save-images would overwrite an image", where=str(overwritten), then="use another folder")
+        raise UsageError("--save-images would overwrite an image", where=str(overwritten), hint="use another folder")
     return targets
 
 

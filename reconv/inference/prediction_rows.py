@@ -58,9 +58,9 @@ class PredictionRows:
 def check_rows_file(file: Path) -> None:
     """Raise if rows cannot be written to a file of this name, before anything is computed."""
     if file.suffix not in (".csv", ".parquet"):
-        raise UsageError(f"{file} is neither .csv nor .parquet", then="for example --predictions predictions.csv")
+        raise UsageError(f"{file} is neither .csv nor .parquet", hint="for example --predictions predictions.csv")
     if not file.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent}", then=f"mkdir -p {file.parent}")
+        raise UsageError(f"there is no folder {file.parent}", hint=f"mkdir -p {file.parent}")
     if file.suffix == ".parquet":
         _parquet_writer()
 
@@ -101,5 +101,5 @@ def _parquet_writer() -> tuple[Any, Any]:
         raise UsageError(
             "Parquet files need pyarrow, which is not installed",
             why=str(error),
-            then="pip install pyarrow, or name a .csv file",
+            hint="pip install pyarrow, or name a .csv file",
         ) from error

@@ -160,7 +160,7 @@ class Predictor:
     ) -> Predictor:
         """The predictor of a network that is on its device."""
         if calibration is not None and precision != "int8":
-            raise UsageError("calibration images are for int8", where="--calibration", then="add --precision int8")
+            raise UsageError("calibration images are for int8", where="--calibration", hint="add --precision int8")
         network.model.eval()
         read = ImageReader(saved.recipe.data.preprocess, decoder)
         classes = ModelClasses(
@@ -304,7 +304,7 @@ class Predictor:
             wanted = ", ".join(map(str, self.read.shape))
             raise UsageError(
                 f"pixels are uint8 [n, {wanted}], not {pixels.dtype} {list(pixels.shape)}",
-                then="pass images of any size to predict instead",
+                hint="pass images of any size to predict instead",
             )
         step, predictions = self._step(), PredictionList()
         waiting: deque[tuple[Callable[[], Any], int]] = deque()

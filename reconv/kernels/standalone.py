@@ -98,7 +98,7 @@ def unfuse(model: nn.Module) -> nn.Module:
             raise UsageError(
                 f"{name or 'the model'} cannot be unfused",
                 why=f"its class {type(module).__name__} was made from a fused one by another package",
-                then="unfuse before wrapping modules, as by fully_shard",
+                hint="unfuse before wrapping modules, as by fully_shard",
             )
     return model
 

@@ -54,7 +54,7 @@ class EventHandler(Protocol):
 def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> EventHandler:
     """The console for a mode: auto, plain, quiet or json. The report will be in `run_dir`."""
     if mode not in ("auto", "plain", "quiet", "json"):
-        raise UsageError(f"unknown console mode {mode!r}", then="use auto, plain, quiet or json")
+        raise UsageError(f"unknown console mode {mode!r}", hint="use auto, plain, quiet or json")
     stream = stream or sys.stdout
     if stream is None:  # the process was started without stdout: >&-
         return FailSafeConsole(None)

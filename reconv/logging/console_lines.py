@@ -83,8 +83,8 @@ class ConsoleLines:
             case CheckpointSaved():
                 return self._saved(event)
             case NonFiniteStep():
-                then = "stopping" if event.action == "stop" else "update skipped"
-                text = f"step {event.step:,}: non-finite loss or gradient (loss {fmt.number(event.loss)}); {then}"
+                hint = "stopping" if event.action == "stop" else "update skipped"
+                text = f"step {event.step:,}: non-finite loss or gradient (loss {fmt.number(event.loss)}); {hint}"
                 return [text] if event.action == "stop" else self._fold("non-finite steps", text)
             case WrongBits():
                 went_back = f"; going back to step {event.to_step:,}" if event.to_step < event.step else ""

@@ -199,7 +199,7 @@ def read_event_file(path: Path) -> EventFile:
         return retry_transient(read, path)
     except FileNotFoundError:
         raise UsageError(
-            "this is not a run directory", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
+            "this is not a run directory", where=str(path), why="it has no events.jsonl", hint="ls runs/*/*"
         ) from None
     except OSError as error:
         kind = UnreadableRunError if is_machine_fault(error) else CheckpointError

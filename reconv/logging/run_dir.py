@@ -57,7 +57,7 @@ class RunDir:
     def create(cls, root: Path, recipe_name: str, files: FileSystem | None = None) -> RunDir:
         """Create a new run directory `root/recipe_name/n`."""
         if recipe_name in ("", ".", "..") or "/" in recipe_name or "\0" in recipe_name:
-            raise UsageError(f"{recipe_name!r} is not a valid name for a run directory", then="use --out DIR")
+            raise UsageError(f"{recipe_name!r} is not a valid name for a run directory", hint="use --out DIR")
         files = files or FileSystem()
         parent = root / recipe_name
         with disk_errors(parent, fs=files):
@@ -165,7 +165,7 @@ class RunDir:
                     "a link in the run directory leads out of it",
                     where=str(path),
                     why=f"it leads to {target}, which would be read as a part of the run, and written",
-                    then="put the file or folder itself there (cp -rL RUN COPY copies a run without links)",
+                    hint="put the file or folder itself there (cp -rL RUN COPY copies a run without links)",
                 )
 
     def lock(self) -> RunLock:
@@ -209,7 +209,7 @@ def no_such_run(path: Path) -> CheckpointError:
         hint = f"use one of {', '.join(existing[:3])}{', ...' if len(existing) > 3 else ''}; reconv runs lists them"
     else:
         hint = "train first: reconv train quickstart"
-    return CheckpointError("no such run", where=str(path), then=hint)
+    return CheckpointError("no such run", where=str(path), hint=hint)
 
 
 def check_run_exists(run: str) -> None:
@@ -289,14 +289,14 @@ def _lock(descriptor: int, path: Path) -> None:
             "the run directory is in use by another process",
             where=str(path.parent),
             why=f"held by {_holder(descriptor)}",
-            then="wait for it or stop it, or use another folder with --out DIR",
+            hint="wait for it or stop it, or use another folder with --out DIR",
         ) from error
     except OSError as error:
         raise ResourceError(
             "the run directory cannot be locked",
             where=str(path),
             why=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'unknown error')})",
-            then="use a folder on a file system that supports locks: --out DIR",
+            hint="use a folder on a file system that supports locks: --out DIR",
         ) from error
 
 

@@ -44,7 +44,7 @@ def require_coco_eval(setting: str) -> None:
         raise UsageError(
             f"{setting} is a COCO metric, which needs a package that is not installed",
             why=f"Python finds no package {PACKAGE}",
-            then=f"{INSTALL}; or use the VOC metric: --set detection.metric=voc10",
+            hint=f"{INSTALL}; or use the VOC metric: --set detection.metric=voc10",
         )
 
 

@@ -65,7 +65,7 @@ class MetricsWithCustom(ClassificationMetrics):
         for config in self._metrics:
             for name, value in _compute(config, rows):
                 if name in values:
-                    raise UsageError(f"{config.name}: there is already a metric called {name}", then="rename it")
+                    raise UsageError(f"{config.name}: there is already a metric called {name}", hint="rename it")
                 values[name] = value
         return values
 

@@ -98,7 +98,7 @@ def _add_word(command: SimpleCommand, token: str, kind: str, variables: dict[str
         raise UsageError(
             f"{text!r} begins with a character of typeset text",
             why=f"{text[0]!r} is not the character that a shell knows",
-            then='type dashes and quotes as - and "',
+            hint='type dashes and quotes as - and "',
         )
     if "for" in command.words[-1:] or "read" in command.words[-2:]:
         variables.pop(token, None)  # their values are not known
@@ -140,7 +140,7 @@ def _too_long(text: str) -> UsageError:
     return UsageError(
         f"with {shorten(text)} the command has more than {MAX_CHARACTERS:,} characters",
         why="variables are replaced by their values, which contain other variables",
-        then="write the values into the command",
+        hint="write the values into the command",
     )
 
 
@@ -238,5 +238,5 @@ def _quoted(text: str) -> tuple[str, int]:
     raise UsageError(
         f"a quote is not closed: {text[:40]!r}",
         why="the command ends inside of it",
-        then="put the whole command into single quotes, or its text into a file: reconv migrate FILE",
+        hint="put the whole command into single quotes, or its text into a file: reconv migrate FILE",
     )

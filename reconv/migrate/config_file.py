@@ -44,7 +44,7 @@ def read_config(path: str) -> Mapping[str, Any] | None:
         content = yaml.load(text, _BoundedLoader)
     except RecursionError as error:
         raise UsageError(
-            "this YAML is nested too deeply", where=path, then="write the values on fewer levels"
+            "this YAML is nested too deeply", where=path, hint="write the values on fewer levels"
         ) from error
     except yaml.YAMLError as error:
         raise UsageError("this is not YAML", where=path, why=str(error).partition("\n")[0]) from error
@@ -75,7 +75,7 @@ def _command_of_config(path: str) -> str:
         raise UsageError(
             "this is the file of NVIDIA's launch.py; a command chooses what of it to use",
             where=path,
-            then=f"reconv migrate 'launch.py --cfg_file {path} --model NAME --precision AMP --mode convergence "
+            hint=f"reconv migrate 'launch.py --cfg_file {path} --model NAME --precision AMP --mode convergence "
             "--platform NAME DIR'",
         )
     if content and all(isinstance(value, Mapping) for value in content.values()):
@@ -86,6 +86,6 @@ def _command_of_config(path: str) -> str:
             "this file has several configurations",
             where=path,
             why=names,
-            then=f"choose one: reconv migrate 'train.py --config NAME --config-path {path}'",
+            hint=f"choose one: reconv migrate 'train.py --config NAME --config-path {path}'",
         )
     return f"train.py --config {path} DATA"

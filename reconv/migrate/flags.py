@@ -211,7 +211,7 @@ class FlagParser:
                 return next(iter(found.values())), attached, ""
             if found:
                 raise UsageError(
-                    f"{self.program}: {name} is short for several flags", then="write one of: " + ", ".join(found)
+                    f"{self.program}: {name} is short for several flags", hint="write one of: " + ", ".join(found)
                 )
             raise self._unknown(name)
         short = self._by_name.get(word[:2])
@@ -255,14 +255,14 @@ class FlagParser:
         return Typed(item, values if isinstance(value, list) else values[0], text, missing)
 
     def _error(self, item: Flag, what: str) -> UsageError:
-        return UsageError(f"{self.program}: {item.name} {what}", then="correct this flag of the command")
+        return UsageError(f"{self.program}: {item.name} {what}", hint="correct this flag of the command")
 
     def _unknown(self, name: str) -> UsageError:
         near = nearest(name, self._by_name)
         return UsageError(
             f"{self.program} has no flag {shorten(name)}",
             why="every flag must be accounted for, and this one is not known",
-            then=f"did you mean {near}?" if near else "remove it, or name the program: reconv migrate --program NAME",
+            hint=f"did you mean {near}?" if near else "remove it, or name the program: reconv migrate --program NAME",
         )
 
 

@@ -140,7 +140,7 @@ def _only_command(text: str) -> list[str]:
         raise UsageError(
             "a launcher starts a text of several commands",
             why=text,
-            then="migrate the command that trains on its own, with the launcher before it",
+            hint="migrate the command that trains on its own, with the launcher before it",
         )
     return commands[0].words
 

@@ -83,7 +83,7 @@ def migrate_command(text: str, program: str | None = None) -> Migration:
     result = Migration(text)
     commands = split_commands(text, result.variables)
     if not commands:
-        raise UsageError("there is no command", then="for example: reconv migrate 'python main.py --arch resnet50 DIR'")
+        raise UsageError("there is no command", hint="for example: reconv migrate 'python main.py --arch resnet50 DIR'")
     started = _add_commands(result, commands, text, program)
     if not started and result.skipped is not None:
         raise result.skipped
@@ -91,7 +91,7 @@ def migrate_command(text: str, program: str | None = None) -> Migration:
         raise UsageError(
             "the text starts no program that can be migrated",
             why=" ".join(commands[0].words) or "it sets variables only",
-            then="give the whole command line, as in reconv migrate 'python main.py --arch resnet50 /imagenet'",
+            hint="give the whole command line, as in reconv migrate 'python main.py --arch resnet50 /imagenet'",
         )
     if not started:
         result.action = Action("nothing", takes_recipe=False)
@@ -248,7 +248,7 @@ def _add_program(result: Migration, words: Sequence[str], name: str | None) -> N
         result.container.mount(mount)
     if not rest:
         raise UnknownProgramError(
-            "the command starts no program", why=" ".join(words), then="add the script and its flags"
+            "the command starts no program", why=" ".join(words), hint="add the script and its flags"
         )
     script = rest[0]
     if _BRACES.search(script) and script.endswith(".sh"):
@@ -291,7 +291,7 @@ def _add_script_pattern(result: Migration, pattern: str, arguments: Sequence[str
     choices = [[part.strip() for part in group.split(",")] for group in _BRACES.findall(pattern)]
     fixed = _BRACES.split(pattern)[::2]  # the text around the groups
     if math.prod(map(len, choices)) > _MAX_SCRIPTS:
-        raise UsageError(f"{shorten(pattern)} stands for more than {_MAX_SCRIPTS} scripts", then="name one of them")
+        raise UsageError(f"{shorten(pattern)} stands for more than {_MAX_SCRIPTS} scripts", hint="name one of them")
     paths = [
         "".join(part for pair in zip_longest(fixed, chosen, fillvalue="") for part in pair)
         for chosen in product(*choices)
@@ -457,7 +457,7 @@ def _refused(result: Migration, name: str, why: str) -> UsageError:
         f"{name} cannot be {setting.value if setting else 'this'}",
         where=origin,
         why=why,
-        then="change this flag of the command",
+        hint="change this flag of the command",
     )
 
 

@@ -22,7 +22,7 @@ def recipe_text(migration: Migration, command: str) -> str:
     """The recipe: what it extends, what it changes and why, and where the other values come from."""
     if migration.program is None or migration.wanted is None:
         raise UsageError(
-            "this command has no recipe", why=f"it becomes: {command or 'nothing'}", then="leave out --write"
+            "this command has no recipe", why=f"it becomes: {command or 'nothing'}", hint="leave out --write"
         )
     lines = [*_commented(f"Migrated by `reconv migrate` from {migration.program.title}:"), "#"]
     lines += _commented("  " + " ".join(migration.text.split()))

@@ -128,7 +128,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
         raise UsageError(
             f"there is no model called {name!r}",
             why=f"did you mean {close[0]}?" if close else "",
-            then="choose one of: "
+            hint="choose one of: "
             + ", ".join(_SPECS)
             + "; or timm:NAME, torchvision:NAME, or your own by import path, as in my_pkg.nets:make",
         )
@@ -139,7 +139,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
         raise UsageError(
             f"{name} has no option {', '.join(unknown)}",
             why=f"did you mean {close[0]}?" if close else "",
-            then="its options are: " + ", ".join(valid),
+            hint="its options are: " + ", ".join(valid),
         )
     chosen = {option: value for option, value in options.items() if value is not None}  # null: the network's default
     whole = replace(spec, num_classes=num_classes, **chosen)
@@ -148,7 +148,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             raise UsageError(
                 f"model option {option} has no effect with norm: {whole.norm}",
                 why=f"it belongs to {' and '.join(norms)}",
-                then=f"leave it out, or --set model.options.{option}=null where a recipe gives it",
+                hint=f"leave it out, or --set model.options.{option}=null where a recipe gives it",
             )
     return whole.with_groups()
 

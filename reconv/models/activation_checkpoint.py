@@ -87,7 +87,7 @@ def choose_stages(
         raise RecipeError(
             "memory.activation_checkpointing: networks of other packages have one stage",
             why="recomputing a whole network saves nothing",
-            then="--set memory.activation_checkpointing=off, or a smaller batch.micro",
+            hint="--set memory.activation_checkpointing=off, or a smaller batch.micro",
         )
     stages = [*_trace_stages(model, image, dtype)]
     names = [stage.name for stage in stages]
@@ -141,7 +141,7 @@ def _matching(names: Sequence[str], requested: Sequence[str]) -> Iterator[str]:
         if not any(matches(name, pattern) for name in names):
             raise RecipeError(
                 f"memory.activation_checkpointing: there is no stage {pattern!r}",
-                then=f"the stages are: {', '.join(names)}",
+                hint=f"the stages are: {', '.join(names)}",
             )
     return (name for name in names if any(matches(name, pattern) for pattern in requested))
 

@@ -74,10 +74,10 @@ def build_custom(
     make = load_object(path)
     if isinstance(make, nn.Module):
         if set(options) - {"in_channels"}:
-            raise UsageError(f"{path} is a finished module and takes no options", then="leave model.options out")
+            raise UsageError(f"{path} is a finished module and takes no options", hint="leave model.options out")
         return _create(ExternalModel(path, partial(_copy_module, make), image_shape=image_shape), seed)
     if not callable(make):
-        raise UsageError(f"{path} is not a network", why=f"it is {make!r}", then="name a module class or a function")
+        raise UsageError(f"{path} is not a network", why=f"it is {make!r}", hint="name a module class or a function")
     kept = {name: value for name, value in options.items() if name != "in_channels" or accepts(make, name)}
     arguments = {"num_classes": num_classes, **kept}
     check_arguments(make, arguments, path)
@@ -130,7 +130,7 @@ def _wrong_size(origin: ExternalModel, model: nn.Module, size: int, why: str) ->
         f"{origin.where} does not take images of {size} x {size} pixels",
         where="data.preprocess.size",
         why=why.splitlines()[0] if why else "",
-        then=f"{sized}{by_option}",
+        hint=f"{sized}{by_option}",
     )
 
 
@@ -165,7 +165,7 @@ def _create_on(device: torch.device, origin: ExternalModel, seed: int) -> nn.Mod
             raise UsageError(
                 f"{origin.where} cannot be built with {dict(options)}",
                 why=str(error),
-                then=_COLOR if "in_chan" in str(error) else "",
+                hint=_COLOR if "in_chan" in str(error) else "",
             ) from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"{origin.where} returns a {type(model).__name__}, not a torch.nn.Module")
@@ -196,7 +196,7 @@ def _initialize_lazy_modules(model: nn.Module, origin: ExternalModel) -> None:
     if origin.image_shape is None:
         raise UsageError(
             f"{origin.where} has lazy modules, and the size of the images is not known here",
-            then="use modules with sizes, such as nn.Conv2d instead of nn.LazyConv2d",
+            hint="use modules with sizes, such as nn.Conv2d instead of nn.LazyConv2d",
         )
     was_training = model.training
     with torch.no_grad(), code_errors(f"the forward pass of {origin.where}, which initializes its lazy modules,"):
@@ -211,7 +211,7 @@ def _initialize_lazy_modules(model: nn.Module, origin: ExternalModel) -> None:
         raise UsageError(
             f"{origin.where} has lazy modules that its forward pass does not use: {', '.join(left)}",
             why="their sizes follow from what they are called with",
-            then="remove them, or use modules with sizes",
+            hint="remove them, or use modules with sizes",
         )
 
 
@@ -221,12 +221,12 @@ def import_package(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise UsageError(f"{package} is not installed", why=str(error), then=install) from error
+        raise UsageError(f"{package} is not installed", why=str(error), hint=install) from error
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch fails while it loads
         raise UsageError(
             f"{package} is installed but cannot be imported",
             why=f"{str(error).splitlines()[0]}: it is probably built for another torch",
-            then=install,
+            hint=install,
         ) from error
 
 
@@ -245,7 +245,7 @@ def _check_name(module: ModuleType, package: str, name: str) -> None:
                 f"torchvision:{name} is not an image classifier that can be trained",
                 where="model.name",
                 why="networks for detection, segmentation and video, and quantized ones, are not supported",
-                then=f"use one such as torchvision:{known[0]}" if known else "",
+                hint=f"use one such as torchvision:{known[0]}" if known else "",
             )
     close = difflib.get_close_matches(name, known, n=1)
     raise UsageError(
@@ -260,5 +260,5 @@ def _check_options(package: str, name: str, options: Mapping[str, Any]) -> None:
     if asked is not None:
         raise UsageError(
             f"model.options.{asked} cannot be set: networks are built without pretrained weights",
-            then=f"load them with --init {package}:{name}",
+            hint=f"load them with --init {package}:{name}",
         )

@@ -78,7 +78,7 @@ def freeze_except(model: nn.Module, patterns: Sequence[str]) -> TrainedParameter
                 f"no parameter of the network matches {pattern}",
                 where="model.trainable",
                 why=f"the closest name is {', '.join(close)}",
-                then=f"use a pattern with a star, as in {head_patterns(model)[0]}",
+                hint=f"use a pattern with a star, as in {head_patterns(model)[0]}",
             )
     chosen = {name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
     for name, parameter in parameters.items():

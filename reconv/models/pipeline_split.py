@@ -67,7 +67,7 @@ def check_splits(
         f"{field}: {num_parts} parts need {num_parts - 1} of the network's stages, in order, not "
         f"{list(splits) or 'none'}",
         why=f"each part begins at one of: {', '.join(possible)}",
-        then=f"for parts of about equal FLOPs: --set '{field}=[{', '.join(proposal)}]'",
+        hint=f"for parts of about equal FLOPs: --set '{field}=[{', '.join(proposal)}]'",
     )
 
 

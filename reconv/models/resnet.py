@@ -64,7 +64,7 @@ class ResNetSpec(Spec):
                 why="there an activation follows the norm, and a ReLU of zero passes no gradient",
             )
         if self.se_units and self.se_ratio:
-            raise UsageError("se_units and se_ratio cannot both be set", then="set one of them to 0")
+            raise UsageError("se_units and se_ratio cannot both be set", hint="set one of them to 0")
 
     def build(self) -> ResNet:
         """The network, with torch's default initialization."""

@@ -66,7 +66,7 @@ class SSDSpec(Spec):
         super().__post_init__()
         if self.backbone not in RESNETS:
             raise UsageError(
-                f"model option backbone cannot be {self.backbone!r}", then=f"choose one of: {', '.join(RESNETS)}"
+                f"model option backbone cannot be {self.backbone!r}", hint=f"choose one of: {', '.join(RESNETS)}"
             )
         if self.depths is not None and len(self.depths) != NUM_STAGES:
             raise UsageError(f"model option depths has {len(self.depths)} stages", why=f"the backbone has {NUM_STAGES}")
@@ -77,7 +77,7 @@ class SSDSpec(Spec):
                 f"model option extra_widths has {len(self.extra_widths)} maps after the backbone's, "
                 f"but there are boxes for {len(self.boxes_per_cell)} maps in all",
                 why="each map after the first has one entry in extra_widths",
-                then="give one width fewer than there are lists in detection.anchors.aspect_ratios",
+                hint="give one width fewer than there are lists in detection.anchors.aspect_ratios",
             )
 
     def build(self) -> SSD:
@@ -107,7 +107,7 @@ class SSDSpec(Spec):
             raise UsageError(
                 f"inputs of {size} pixels are too small for {len(sides)} maps",
                 why=f"their sides would be {', '.join(str(side) for side in sides)}",
-                then="use larger inputs (data.preprocess.size), fewer maps (detection.anchors, "
+                hint="use larger inputs (data.preprocess.size), fewer maps (detection.anchors, "
                 "model.options.extra_widths), or another model.options.num_halved",
             )
         return tuple(sides)

@@ -67,7 +67,7 @@ def _check_norm_names(model: nn.Module) -> None:
             f"optimizer.weight_decay_exclude nvidia-by-name matches no norm layer of this model "
             f"and would decay all {len(norms)}",
             why=f"it looks for {_NORM_NAME!r} in parameter names, but the norm layers here have names like {norms[0]}",
-            then="--set optimizer.weight_decay_exclude=norm, which goes by the type of the layer",
+            hint="--set optimizer.weight_decay_exclude=norm, which goes by the type of the layer",
         )
 
 

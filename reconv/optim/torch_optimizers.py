@@ -68,7 +68,7 @@ class _GroupOptimizer(Optimizer):
                 raise UsageError(
                     f"{type(self).__name__} takes no sharded parameters",
                     why="its update needs whole layers, and fully_shard leaves each rank a part of them",
-                    then="wrap the model in DistributedDataParallel",
+                    hint="wrap the model in DistributedDataParallel",
                 )
             state = self.state[parameter]
             for kind, value in initial.items():

@@ -96,7 +96,7 @@ def predict_cluster(
             recipe = recipe_for(count)
             plan = make_plan(recipe, Facts(*num_images, num_classes=1000, world_size=count))
         except RecipeError as error:
-            rows.append(ImpossiblePlan(count, f"{error.what}; {error.then}" if error.then else error.what))
+            rows.append(ImpossiblePlan(count, f"{error.what}; {error.hint}" if error.hint else error.what))
             continue
         rows.append(_predict(recipe, plan, cluster, step_time, parameters))
     return rows

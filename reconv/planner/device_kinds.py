@@ -82,7 +82,7 @@ def find_device_kind(name: str) -> DeviceKind:
         raise UsageError(
             f"unknown device kind {name!r}",
             why=f"the known ones are {', '.join(DEVICE_KINDS)}",
-            then=f"--device-kind {close or 'h100'}",
+            hint=f"--device-kind {close or 'h100'}",
         )
     return DEVICE_KINDS[key]
 
@@ -99,7 +99,7 @@ def with_network(kind: DeviceKind, text: str | None) -> DeviceKind:
         raise UsageError(
             f"--network {text!r} is not a network",
             why="it is the rate of one device in Gbit/s, the type (infiniband or ethernet), or both",
-            then="for example --network 400gbps or --network 100gbps-ethernet",
+            hint="for example --network 400gbps or --network 100gbps-ethernet",
         )
     bytes_per_s = kind.network.bytes_per_s if match[1] is None else float(match[1]) * _GBPS
     latency_s = kind.network.latency_s

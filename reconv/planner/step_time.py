@@ -88,7 +88,7 @@ def find_network(name: str, parameters: int | None = None) -> NetworkFacts:
         raise UsageError(
             f"the number of parameters of {name} is not known",
             why="only those of Reconv's own networks are",
-            then="--parameters N, for example --parameters 25_600_000",
+            hint="--parameters N, for example --parameters 25_600_000",
         )
     return known
 
@@ -104,7 +104,7 @@ def known_step_time(recipe: Recipe, kind: DeviceKind) -> StepTime:
         raise UsageError(
             f"no step time of {network} in {recipe.precision.mode} on {kind.name} is known",
             why=f"it is known on {', '.join(devices)}" if devices else "this network was not measured",
-            then=f"on one {kind.name}: reconv bench train {recipe.name} --json step.json; then --measured step.json",
+            hint=f"on one {kind.name}: reconv bench train {recipe.name} --json step.json; then --measured step.json",
         )
     step_time, row = ours
     if kind.name != _OUR_DEVICE:
@@ -198,7 +198,7 @@ def _not_a_result(path: Path, why: str) -> UsageError:
         "this is no result of `bench train`",
         where=str(path),
         why=why,
-        then="make one on a device of that kind: reconv bench train RECIPE --json step.json",
+        hint="make one on a device of that kind: reconv bench train RECIPE --json step.json",
     )
 
 
@@ -209,5 +209,5 @@ def _check_same_network(path: Path, result: Mapping[str, Any], recipe: Recipe) -
         raise UsageError(
             f"{path} measured {theirs[0]} at {theirs[1]} px in {theirs[2]}, "
             f"and the recipe trains {wanted[0]} at {wanted[1]} px in {wanted[2]}",
-            then=f"reconv bench train {recipe.name} --json {path}",
+            hint=f"reconv bench train {recipe.name} --json {path}",
         )

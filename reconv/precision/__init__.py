@@ -84,13 +84,13 @@ def _cast_ops(section: PrecisionConfig, mode: _Mode) -> CastOps | None:
 def check_precision(section: PrecisionConfig, device_kind: str) -> None:
     """Refuse a precision that the device does not have."""
     if section.mode == "fp64" and device_kind in ("mps", "hpu"):
-        raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
+        raise UsageError(f"{device_kind} has no float64", hint="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
-        raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="--set precision.mode=fp32")
+        raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", hint="--set precision.mode=fp32")
     if section.reduced_precision_reduction == "on" and device_kind != "cuda":
         raise UsageError(
             f"reduced-precision reductions exist on cuda only, not on {device_kind}",
-            then="--set precision.reduced_precision_reduction=auto",
+            hint="--set precision.reduced_precision_reduction=auto",
         )
 
 

@@ -60,7 +60,7 @@ def num_copies(recipe: Recipe, num_devices: int) -> int:
     if num_devices % each:
         raise RecipeError(
             f"parallel.pipeline_stages {each}: {count(num_devices, 'device')} cannot form pipelines of {each}",
-            then=one_of(
+            hint=one_of(
                 *([f"--devices {num_devices // each * each}"] if num_devices > each else []),
                 f"--devices {math.ceil(num_devices / each) * each}",
                 "--set parallel.pipeline_stages=1 --set 'parallel.pipeline_splits=[]'",
@@ -78,13 +78,13 @@ def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ..
         raise RecipeError(
             "parallel.pipeline_stages: all micro-batches of a step must have the same group sizes",
             why=f"batch.size {recipe.batch.size} in groups of {split.group} gives {len(distinct)} different ones",
-            then=one_of(*(f"--batch-size {size}" for size in _even_sizes(split))),
+            hint=one_of(*(f"--batch-size {size}" for size in _even_sizes(split))),
         )
     if parallel.pipeline_schedule == "1f1b" and split.num_micro < parallel.pipeline_stages:
         raise RecipeError(
             f"parallel.pipeline_schedule: 1f1b needs {parallel.pipeline_stages} micro-batches or more, "
             f"not {split.num_micro}",
-            then=one_of("--set parallel.pipeline_schedule=gpipe", f"--set batch.micro={split.group}"),
+            hint=one_of("--set parallel.pipeline_schedule=gpipe", f"--set batch.micro={split.group}"),
         )
 
 
@@ -117,7 +117,7 @@ def _split_by_hardware(recipe: Recipe, size: int, world_size: int) -> Split:
         fewer = max(devices for devices in range(1, min(world_size, size + 1)) if size % devices == 0)
         raise RecipeError(
             f"batch.size {size} is not divisible by {world_size} devices",
-            then=one_of(*(f"--batch-size {fit}" for fit in fitting), f"--devices {fewer}"),
+            hint=one_of(*(f"--batch-size {fit}" for fit in fitting), f"--devices {fewer}"),
         )
     per_device = size // world_size
     groups = _even(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
@@ -138,14 +138,14 @@ def _divide_groups(recipe: Recipe, groups: Sequence[int], world_size: int) -> tu
         raise RecipeError(
             f"{groups_text} cannot be divided over {world_size} devices",
             why="each device needs whole groups, or an equal number of devices must share each group",
-            then=one_of(*_what_fits(recipe, groups, world_size)),
+            hint=one_of(*_what_fits(recipe, groups, world_size)),
         )
     reason = _why_whole(recipe)
     if reason is not None:
         raise RecipeError(
             f"{groups_text} for {world_size} devices would have to be shared",
             why=reason,
-            then=one_of(*_what_fits(recipe, groups, world_size)),
+            hint=one_of(*_what_fits(recipe, groups, world_size)),
         )
     per_group = world_size // len(groups)
     parts: list[tuple[int, ...]] = []
@@ -206,6 +206,6 @@ def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_dev
             f"batch.micro {micro} is not a multiple of batch.group {recipe.batch.group}"
             + (f" ({group} samples)" if recipe.batch.group == "all" else ""),
             why="batch norm, MixUp and CutMix work on a whole group",
-            then=one_of("--set batch.micro=auto", f"--set batch.micro={near}", f"--set batch.group={micro}"),
+            hint=one_of("--set batch.micro=auto", f"--set batch.micro={near}", f"--set batch.group={micro}"),
         )
     return micro // group

@@ -204,7 +204,7 @@ def _lr(values: Values) -> Iterator[Derivation]:
         raise RecipeError(
             f"the learning rate of {optimizer} is not derived from the data",
             why=f"there are rules for {' and '.join(known)} only",
-            then="give it: --lr X",
+            hint="give it: --lr X",
         )
     lr, why = _plain_lr(values)
     is_pretrained = values.weights is not None and not values.is_detection

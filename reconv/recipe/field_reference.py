@@ -65,7 +65,7 @@ def explain_field(name: str) -> list[FieldReference]:
     raise UsageError(
         f"a recipe has no field {name!r}",
         why=f"did you mean {close}?" if close else "",
-        then=f"reconv recipes explain {close}" if close else "reconv recipes explain lists the sections",
+        hint=f"reconv recipes explain {close}" if close else "reconv recipes explain lists the sections",
     )
 
 
@@ -82,7 +82,7 @@ def matching_fields(pattern: str = "", more: Sequence[FieldReference] = ()) -> l
         raise UsageError(
             f"no recipe field has {pattern!r} in its name",
             why=f"did you mean {close}?" if close else "",
-            then="reconv recipes fields lists all of them",
+            hint="reconv recipes fields lists all of them",
         )
     return found
 

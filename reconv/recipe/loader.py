@@ -62,8 +62,8 @@ def load(name_or_path: str, overrides: Sequence[Override] = (), derived: Sequenc
     _set_code_path(draft, layers)
     recipe = validate_draft(draft)
     if recipe is None or draft.problems:
-        then = one_of(*draft.cures) if draft.cures else _all_fields(layers)
-        raise recipe_error(layers[0].shown, draft.problems, then)
+        hint = one_of(*draft.cures) if draft.cures else _all_fields(layers)
+        raise recipe_error(layers[0].shown, draft.problems, hint)
     return Resolved(
         recipe,
         origins={name: _origin_text(draft, name) for name in flatten(recipe)},

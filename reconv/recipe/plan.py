@@ -261,17 +261,17 @@ def steps_per_epoch(recipe: Recipe, num_train: int) -> int:
     if not recipe.data.drop_last and counted > 0:
         return math.ceil(counted / size)
     if num_train == 0:
-        raise RecipeError("the dataset has no training samples", then="check --data")
+        raise RecipeError("the dataset has no training samples", hint="check --data")
     if num_train < size:
         raise RecipeError(
             f"the dataset has {count(num_train, 'training sample')}, fewer than the global batch of {size}",
             why="data.drop_last: true drops the samples that do not fill a batch",
-            then=one_of(f"--batch-size {num_train}", "--set data.drop_last=false"),
+            hint=one_of(f"--batch-size {num_train}", "--set data.drop_last=false"),
         )
     if counted < size:
         raise RecipeError(
             f"data.epoch_samples {counted} is smaller than the global batch of {size}, so an epoch would have no steps",
-            then=one_of(f"--batch-size {counted}", f"--set data.epoch_samples={size}", "--set data.drop_last=false"),
+            hint=one_of(f"--batch-size {counted}", f"--set data.epoch_samples={size}", "--set data.drop_last=false"),
         )
     return counted // size
 
@@ -348,12 +348,12 @@ def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: 
     if warmup > total:
         raise RecipeError(
             f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, but the run has only {total}",
-            then=one_of(f"--set schedule.warmup={total}step", "--set schedule.warmup=5%", f"--set length={warmup}step"),
+            hint=one_of(f"--set schedule.warmup={total}step", "--set schedule.warmup=5%", f"--set length={warmup}step"),
         )
     if section.decay_until is not None and horizon <= warmup:
         raise RecipeError(
             f"schedule.decay_until {section.decay_until} is step {horizon:,}, before warm-up ends at step {warmup:,}",
-            then=one_of(
+            hint=one_of(
                 f"--set schedule.decay_until={max(warmup + 1, total)}step",
                 *([f"--set schedule.warmup={horizon - 1}step"] if horizon > 0 else []),
                 "--set schedule.decay_until=null --set schedule.warmup=5%",
@@ -363,7 +363,7 @@ def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: 
         raise RecipeError(
             f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}, but {section.name} decreases",
             why="it is not scaled with the batch size",
-            then=one_of("--set schedule.end_lr=0", f"--lr {section.end_lr:g}"),
+            hint=one_of("--set schedule.end_lr=0", f"--lr {section.end_lr:g}"),
         )
 
 
@@ -374,7 +374,7 @@ def _check_milestones(section: ScheduleConfig, steps: Sequence[Fraction]) -> Non
             raise RecipeError(
                 f"schedule.milestones must increase, but {after} (step {float(end):,g}) follows {before} "
                 f"(step {float(start):,g})",
-                then="--set 'schedule.milestones=[...]' in order, or with one unit for all",
+                hint="--set 'schedule.milestones=[...]' in order, or with one unit for all",
             )
 
 
@@ -387,7 +387,7 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
         if step < latest:
             raise RecipeError(
                 f"augment.progressive_resizing must increase, but {start} is step {step}, before step {latest}",
-                then="--set 'augment.progressive_resizing=[...]' in order, or with one unit for all",
+                hint="--set 'augment.progressive_resizing=[...]' in order, or with one unit for all",
             )
         latest = step
         sizes |= {step: size} if step < total else {}
@@ -403,7 +403,7 @@ def _freeze_steps(recipe: Recipe, steps_per_epoch: int, total: int) -> int:
     if steps >= total:
         raise RecipeError(
             f"model.freeze_until {until} is {count(steps, 'step')}, but the run has only {total}",
-            then=one_of("--freeze --set model.freeze_until=off", "--set model.freeze_until=10%"),
+            hint=one_of("--freeze --set model.freeze_until=off", "--set model.freeze_until=10%"),
         )
     return steps
 
@@ -435,7 +435,7 @@ def _alpha(recipe: Recipe) -> float | None:
             f"optimizer.alpha_exponent {optimizer.alpha_exponent:g} makes alpha "
             f"1 - {recipe.batch.size} x 2^{optimizer.alpha_exponent:g} = {alpha:g}",
             why="alpha must be between 0 and 1",
-            then=one_of(
+            hint=one_of(
                 f"--batch-size {largest}",
                 f"--set optimizer.alpha_exponent={highest}",
                 "--set optimizer.alpha_exponent=null",

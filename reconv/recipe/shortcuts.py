@@ -52,7 +52,7 @@ def step_range(steps: Any) -> list[int]:
         return list(steps)
     words = steps.split(",")
     if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
-        raise UsageError(f"--profile takes a range of steps, not {steps!r}", then="for example --profile 50,53")
+        raise UsageError(f"--profile takes a range of steps, not {steps!r}", hint="for example --profile 50,53")
     return [int(words[0]), int(words[-1])]
 
 
@@ -103,7 +103,7 @@ def shortcut_overrides(values: Mapping[str, Any], num_devices: int = 1, style: S
         raise UsageError(
             f"{first} and {second} cannot be combined",
             why=f"{each} per device x {num_devices} = {each * num_devices}, against {size}",
-            then="use one of them",
+            hint="use one of them",
         )
     overrides: list[Override] = []
     for name, value in given.items():

@@ -97,5 +97,5 @@ def check_worker_memory(plan: Plan, recipe: Recipe, num_ranks: int, available_by
             f"{num_workers:,} decoding processes{on} do not fit into the memory",
             where=f"data.num_workers: {num_workers}",
             why=f"each takes about {WORKER_BYTES / 1e9:.1f} GB, and {available_bytes / 1e9:.1f} GB are available",
-            then=f"--workers {most}" + (", or fewer" if most else ", which decodes in the main process"),
+            hint=f"--workers {most}" + (", or fewer" if most else ", which decodes in the main process"),
         )

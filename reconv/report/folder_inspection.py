@@ -83,7 +83,7 @@ def inspect(path: str | Path) -> Inspection:
     root = Path(path)
     if not os.path.lexists(root):
         raise UsageError(
-            "no such file or folder", where=str(root), then="give a run, a checkpoint, an export or a recipe"
+            "no such file or folder", where=str(root), hint="give a run, a checkpoint, an export or a recipe"
         )
     found = Inspection(str(root), _kind(root))
     if root.is_dir():

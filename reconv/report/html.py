@@ -31,7 +31,7 @@ def render(
     not be read.
     """
     if not run_dirs:
-        raise UsageError("no run directory was given", then="reconv report runs/RECIPE/1")
+        raise UsageError("no run directory was given", hint="reconv report runs/RECIPE/1")
     records = [load_run_record(run_dir) for run_dir in run_dirs]
     if warn is not None:
         for record in records:

@@ -112,7 +112,7 @@ class HttpServer:
         if self._loader.error is not None:
             raise self._loader.error
         if self._is_broken:
-            raise ResourceError("a device failed several times in a row", then="look for its errors in the log above")
+            raise ResourceError("a device failed several times in a row", hint="look for its errors in the log above")
 
     def stop(self) -> None:
         """Finish what has begun, then end `run`; from any thread."""

@@ -125,7 +125,7 @@ class ModelLoader:
         if self._follow and (located.kind != "run" or located.run is None):
             raise UsageError(
                 f"--follow is for runs, and {model.run} is a {located.kind}",
-                then="give the run directory, such as runs/quickstart/1, or omit --follow",
+                hint="give the run directory, such as runs/quickstart/1, or omit --follow",
             )
         followed.run = located.run
         followed.stamp = () if located.run is None else _stamp(located.run)

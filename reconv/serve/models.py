@@ -120,10 +120,10 @@ def name_models(runs: Sequence[str]) -> dict[str, ServedModel]:
         if not equals:
             name, path = default_name(run), run
         if name in models:
-            then = f"name them: reconv serve first={models[name].run} second={path}"
-            raise UsageError(f"two models are named {name!r}", then=then)
+            hint = f"name them: reconv serve first={models[name].run} second={path}"
+            raise UsageError(f"two models are named {name!r}", hint=hint)
         if not name or "/" in name:
-            raise UsageError(f"{name!r} is not a name for a model", then="use NAME=RUN, without slashes in NAME")
+            raise UsageError(f"{name!r} is not a name for a model", hint="use NAME=RUN, without slashes in NAME")
         models[name] = ServedModel(name, path)
     return models
 

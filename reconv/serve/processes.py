@@ -202,7 +202,7 @@ class _Parent:
             raise ServerProcessError(
                 f"a server process ended {MAX_DEATHS} times in a row",
                 why=how,
-                then="see the log above; memory is short?",
+                hint="see the log above; memory is short?",
             )
         self._log(f"process {child.process.pid} ended unexpectedly ({how}); another one is started")
         self._children[index] = self._start(index)

@@ -66,6 +66,6 @@ def open_port(host: str, port: int) -> socket.socket:
         raise ResourceError(
             f"cannot listen on {host} port {port}",
             why=str(error.strerror),
-            then="choose another one: --port 8001 (0: any free one)",
+            hint="choose another one: --port 8001 (0: any free one)",
         ) from error
     return listener

@@ -13,19 +13,19 @@ from reconv.storage.transient import is_machine_fault
 
 def unreadable(path: str | Path, error: OSError) -> DataError:
     """The error for a file or folder that cannot be read; one that the system refuses to read is not a bad one."""
-    then = "check that it exists and that you may read it"
+    hint = "check that it exists and that you may read it"
     if error.errno == errno.EMFILE:
-        then = "raise the limit of open files: ulimit -n 8192"
+        hint = "raise the limit of open files: ulimit -n 8192"
     elif isinstance(error, bounded.NotRegularFileError):
-        then = "replace it by a regular file, or remove it"
+        hint = "replace it by a regular file, or remove it"
     elif isinstance(error, bounded.TooLargeError | bounded.NotTextError):
-        then = "replace or remove it; docs/how-to/data.md lists the limits"
+        hint = "replace or remove it; docs/how-to/data.md lists the limits"
     elif isinstance(error, StoreError):
-        then, path = error.then, error.filename
+        hint, path = error.hint, error.filename
     kind = UnreadableDataError if is_machine_fault(error) else DataError
     if isinstance(error, ChangedObjectError):
         kind = ChangedDataError
-    return kind(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
+    return kind(f"cannot read {path}", where=str(path), why=error.strerror or str(error), hint=hint)
 
 
 def truncated(path: str | Path, size: int, length: int, start: int) -> DataError:
@@ -34,5 +34,5 @@ def truncated(path: str | Path, size: int, length: int, start: int) -> DataError
         f"file ends early: {size} of {length} bytes from offset {start}",
         where=str(path),
         why="the file was not completely written or copied",
-        then="copy or download it again",
+        hint="copy or download it again",
     )

@@ -59,7 +59,7 @@ def download(
         try:
             reason = _transfer(url, part, progress, max_bytes)
         except _RefusedError as refused:
-            raise error(f"cannot download {url}", where=url, why=str(refused), then=otherwise) from refused
+            raise error(f"cannot download {url}", where=url, why=str(refused), hint=otherwise) from refused
         if reason is None:
             _validator_file(part).unlink(missing_ok=True)
             return
@@ -69,7 +69,7 @@ def download(
                 f"download of {url} was interrupted",
                 where=str(part),
                 why=reason,
-                then=f"run the same command again to resume; or {otherwise}",
+                hint=f"run the same command again to resume; or {otherwise}",
             )
 
 
@@ -153,7 +153,7 @@ def require_https(url: str) -> None:
         raise UsageError(
             f"{url} is not an https address",
             why="over plain http anyone on the way can replace the file",
-            then=f"use https, or {_HTTP_VARIABLE}=1 if you trust the network",
+            hint=f"use https, or {_HTTP_VARIABLE}=1 if you trust the network",
         )
 
 
@@ -187,7 +187,7 @@ def _refuse_links(part: Path, error: type[ReconvError]) -> None:
                 why=f"it is a link to {os.readlink(path)}"
                 if path.is_symlink()
                 else "it is a folder, a pipe or a device",
-                then=f"look at it, then remove it: rm '{path}'",
+                hint=f"look at it, then remove it: rm '{path}'",
             )
 
 

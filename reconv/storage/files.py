@@ -198,7 +198,7 @@ def disk_error(
             "folder is not writable",
             where=str(path),
             why=reason,
-            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or {otherwise}",
+            hint=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or {otherwise}",
         )
     if error.errno in _NOT_A_FOLDER:
         blocking = next((place for place in (path, *path.parents) if os.path.isfile(place)), path)
@@ -206,13 +206,13 @@ def disk_error(
             "a file is where a folder should be",
             where=str(blocking),
             why=f"the folder would be {path}",
-            then=f"{otherwise}, or move the file away",
+            hint=f"{otherwise}, or move the file away",
         )
     return ResourceError(
         "could not write",
         where=str(path),
         why=f"{reason} ({errno.errorcode.get(error.errno or 0, 'no error code')})",
-        then=f"check the disk (dmesg, mount), or {otherwise}",
+        hint=f"check the disk (dmesg, mount), or {otherwise}",
     )
 
 
@@ -225,13 +225,13 @@ def system_error(error: OSError, folder: Path | None = None) -> ReconvError:
     if path is not None and error.errno in _BAD_NAMES:
         name = str(path)
         shown = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}... ({len(name):,} characters)"
-        return UsageError(f"not a usable path: {shown}", why=_BAD_NAMES[error.errno], then="use another path")
+        return UsageError(f"not a usable path: {shown}", why=_BAD_NAMES[error.errno], hint="use another path")
     limit = "; raise the limit of open files: ulimit -n 8192" if error.errno in _TOO_MANY_FILES else ""
     return ResourceError(
         "the system refused to read or write a file",
         where="" if path is None else str(path),
         why=f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'no error code')})",
-        then=f"check the disk (dmesg, mount, df), then run the same command again{limit}",
+        hint=f"check the disk (dmesg, mount, df), then run the same command again{limit}",
     )
 
 
@@ -244,7 +244,7 @@ def disk_full_error(
         what,
         where=str(path),
         why=f"{needed}{_free_text(path, fs or FileSystem())} free",
-        then="free some space (or lower save.keep_last), then run the same command with --resume",
+        hint="free some space (or lower save.keep_last), then run the same command with --resume",
     )
 
 

@@ -294,7 +294,7 @@ def parse_size(text: str) -> int:
     """Bytes of a size such as 500MB or 1.5T."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise UsageError(f"{text!r} is not a size", where=LIMIT_VARIABLE, then=f"export {LIMIT_VARIABLE}=200GB")
+        raise UsageError(f"{text!r} is not a size", where=LIMIT_VARIABLE, hint=f"export {LIMIT_VARIABLE}=200GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

@@ -30,7 +30,7 @@ def write_index(folder: Path) -> tuple[int, int]:
     """Write the index of all files below a folder; returns their number and bytes."""
     items = [_describe(folder, name) for name in _file_names(folder)]
     if not items:
-        raise DataError(f"{folder} has no files", where=str(folder), then="reconv data index DIR")
+        raise DataError(f"{folder} has no files", where=str(folder), hint="reconv data index DIR")
     lines = [_FIRST_LINE, *(f"{item.crc32c:08x} {item.num_bytes} {item.name}" for item in items)]
     body = "\n".join(lines) + "\n"
     crc = google_crc32c.value(body.encode("utf-8", "surrogateescape"))
@@ -71,7 +71,7 @@ def _bad_index(root: str, why: str) -> DataError:
         f"the index of {root} cannot be used",
         where=f"{root}/{INDEX_NAME}",
         why=why,
-        then="write and upload it again: reconv data index DIR",
+        hint="write and upload it again: reconv data index DIR",
     )
 
 
@@ -92,7 +92,7 @@ def _file_names(folder: Path) -> list[str]:
 def _describe(folder: Path, name: str) -> ObjectInfo:
     crc, size = 0, 0
     if "\n" in name:
-        raise DataError("a file name has a line break", where=repr(name), then="rename the file")
+        raise DataError("a file name has a line break", where=repr(name), hint="rename the file")
     try:
         with open(folder / name, "rb") as file:
             while chunk := file.read(_CHUNK_BYTES):

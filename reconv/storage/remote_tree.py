@@ -239,16 +239,16 @@ def _list_objects(store: ObjectStore) -> list[ObjectInfo]:
         items = _with_versions(store, parse_index(content, store.root))
     items = _without_folder_markers([item for item in items if not re.search(r"(?:^|/)\.(?!\.?(?:/|$))", item.name)])
     if not items:
-        raise DataError(f"no objects at {store.root}", where=store.root, why="it is empty", then="check the address")
+        raise DataError(f"no objects at {store.root}", where=store.root, why="it is empty", hint="check the address")
     folders = {parent for item in items for parent in _parents(item.name)}
     for item in items:
         check_name(store.root, item.name)
         if item.name in folders:
             raise DataError(
-                "an object has the name of a folder", where=join_url(store.root, item.name), then="rename or delete it"
+                "an object has the name of a folder", where=join_url(store.root, item.name), hint="rename or delete it"
             )
         if item.num_bytes > MAX_OBJECT_BYTES:
-            raise DataError("an object is too large", where=join_url(store.root, item.name), then="check the address")
+            raise DataError("an object is too large", where=join_url(store.root, item.name), hint="check the address")
     return items
 
 
@@ -321,7 +321,7 @@ def _fill_tree(staging: Path, store: ObjectStore, items: Sequence[ObjectInfo]) -
             f"{num_bytes / 1e9:.0f} GB at {store.root} are neither images nor shards",
             where=join_url(store.root, max(downloaded, key=lambda item: item.num_bytes).name),
             why="only packed, tar and TFRecord shards and images are read in parts",
-            then="name the folder that holds the dataset alone",
+            hint="name the folder that holds the dataset alone",
         )
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
         list(pool.map(lambda item: _download(staging, store, item), downloaded))

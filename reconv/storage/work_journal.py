@@ -45,7 +45,7 @@ class WorkJournal:
                     "the same command is already running",
                     where=str(self.folder),
                     why="its lock is held",
-                    then="wait for it, or write to another place",
+                    hint="wait for it, or write to another place",
                 ) from error
             if self._recorded_plan() != self._plan:
                 self._discard_parts()
@@ -79,7 +79,7 @@ class WorkJournal:
             wait.tick(
                 f"the file {part}.part",
                 where=str(self.folder),
-                then="check that all machines see the same folder, then run the same command again",
+                hint="check that all machines see the same folder, then run the same command again",
             )
         return payload
 

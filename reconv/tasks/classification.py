@@ -52,7 +52,7 @@ class ClassificationTask:
                 f"loss.label_smoothing {self.label_smoothing:g} gives the correct one of {self.num_classes} classes a "
                 "lower target than the others",
                 why="loss.smooth_over: other-classes gives every other class label_smoothing / (num_classes - 1)",
-                then="use a smaller value, as in --set loss.label_smoothing=0.1",
+                hint="use a smaller value, as in --set loss.label_smoothing=0.1",
             )
 
     def weight(self, batch: Batch) -> Tensor | int:
@@ -128,7 +128,7 @@ def split_outputs(outputs: Any) -> AuxOutput:
         raise UsageError(
             f"this model returns a {type(outputs).__name__} in training, not logits",
             why="supported are a tensor of logits, and named tuples of logits and aux_logits",
-            then="use a model, or options of it, that returns logits",
+            hint="use a model, or options of it, that returns logits",
         )
     return AuxOutput(fields["logits"], tuple(heads.values()), AUX_LOSS_WEIGHT)
 

@@ -53,7 +53,7 @@ class CustomLoss:
                 f"{self.name} returns {found} for {len(logits)} samples",
                 where="loss.name",
                 why="the loss of every sample is needed: sums over micro-batches and processes are made from them",
-                then="return one loss per sample [n], as with reduction='none'",
+                hint="return one loss per sample [n], as with reduction='none'",
             )
         return losses.sum()
 
@@ -135,7 +135,7 @@ def _reduction_of(name: str, function: LossFunction, value: Tensor, example: Exa
         f"{name} returns one number for a batch that is neither the mean nor the sum over its samples",
         where="loss.name",
         why="micro-batches and processes would change what is trained",
-        then="return one loss per sample [n], as with reduction='none'",
+        hint="return one loss per sample [n], as with reduction='none'",
     )
 
 
@@ -185,5 +185,5 @@ def _check_options(function: object, options: Mapping[str, Any], name: str) -> N
             f"{name} cannot be called with logits, targets and {', '.join(options)}",
             where="loss.options",
             why=f"{error}; its arguments are {signature}",
-            then="correct the options of the loss in the recipe",
+            hint="correct the options of the loss in the recipe",
         ) from error

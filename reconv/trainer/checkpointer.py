@@ -102,7 +102,7 @@ class RunCheckpointer:
                 raise FaultyDeviceError(
                     "wrong bits, and no state that is proved right is left",
                     why="every copy in memory is damaged, and there is no checkpoint",
-                    then="start again on other hardware, with save.every",
+                    hint="start again on other hardware, with save.every",
                 )
             return self._store.load(newest)
 
@@ -159,7 +159,7 @@ class RunCheckpointer:
         group, store = self._run.process_group, self._store
         if best is None or not group.on_rank0(lambda: store.path(best.step).is_dir()):
             why = "there is no checkpoint of an evaluation to go back to"
-            raise DivergedError(reason, why=why, then="start again with a smaller --lr")
+            raise DivergedError(reason, why=why, hint="start again with a smaller --lr")
         loaded = group.on_rank0(lambda: store.load(store.path(best.step)))
         self._state.load_state_dict(loaded.parts, source=str(store.path(best.step)))
         schedule = self._state.lr_schedule

@@ -115,7 +115,7 @@ class Evaluator:
                 f"evaluate.best_metric: there is no metric {self.metric}",
                 where="evaluate.best_metric",
                 why=f"the evaluation has {', '.join(values)}",
-                then="correct the name and start the run again",
+                hint="correct the name and start the run again",
             )
         return EvalFinished(
             step,

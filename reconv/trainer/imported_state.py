@@ -76,7 +76,7 @@ def import_state(recipe: Recipe, plan: Plan) -> ImportedState | None:
         raise CheckpointError(
             f"the checkpoint has {state.epochs:g} epochs, and the run has only {recipe.length}",
             where=str(path),
-            then=f"--epochs {math.floor(state.epochs) + 1} or more",
+            hint=f"--epochs {math.floor(state.epochs) + 1} or more",
         )
     return ImportedState(state, step, tuple(_notes(recipe, plan, model, state, step)))
 

@@ -40,7 +40,7 @@ class StoppedWithoutSaveError(ReconvError):
         super().__init__(
             "stopped without saving a checkpoint",
             why="save.every is off",
-            then="save checkpoints, for example with --set save.every=1ep",
+            hint="save checkpoints, for example with --set save.every=1ep",
         )
         self.code = ExitCode.INTERRUPTED if signum == signal.SIGINT else ExitCode.TERMINATED
 
@@ -348,7 +348,7 @@ class Trainer:
         self._wait_for_checkpoints()
         raise PreemptedError(
             f"stopped by {signal_name(signum)} after step {step} of {self.plan.total_steps}; checkpoint saved",
-            then="run the same command with --resume",
+            hint="run the same command with --resume",
         )
 
     @contextmanager

@@ -103,7 +103,7 @@ class RestorePoint:
             raise CheckpointError(
                 f"the newest checkpoint is of step {self.step:,}, but the run has {total_steps:,} steps",
                 why="its checksums are right, so another program or version wrote it",
-                then="move this checkpoint away and use an older one",
+                hint="move this checkpoint away and use an older one",
             )
 
 
@@ -143,7 +143,7 @@ class OpenedRun:
                 "another process has just used this run",
                 where=str(self.run_dir.recipe),
                 why="the recipe changed while the run was opened",
-                then="start the same command again",
+                hint="start the same command again",
             )
 
     def _recipe_stamp(self) -> tuple[int, int, int] | None:
@@ -185,7 +185,7 @@ def check_out_is_free(out: Path | None, resume: bool) -> None:
         raise UsageError(
             f"{out} already contains a run",
             where=str(RunDir(out).recipe),
-            then="add --resume to continue it, or choose another --out",
+            hint="add --resume to continue it, or choose another --out",
         )
 
 
@@ -298,7 +298,7 @@ def _changed_recipe(run_dir: RunDir, refused: Mapping[str, tuple[Any, Any]], com
         printable_lines(f"{what}:", *(f"    {line}" for line in lines)),
         where=str(run_dir.recipe),
         why="these settings determine the result; only epochs may be added",
-        then=one_of(*continued, _new_run_command(command, run_dir.path)),
+        hint=one_of(*continued, _new_run_command(command, run_dir.path)),
     )
 
 
@@ -324,7 +324,7 @@ def check_recipe_unchanged(run: OpenedRun) -> None:
         "\n    ".join(["recipe.yaml was changed since the run was started:", *_edited_fields(run)]),
         where=str(run_dir.recipe),
         why="these settings determine the result, and the checkpoints of this run were trained with other ones",
-        then=f"undo the change, or train it as a new run: reconv train '{run_dir.recipe}' --out DIR",
+        hint=f"undo the change, or train it as a new run: reconv train '{run_dir.recipe}' --out DIR",
     )
 
 
@@ -363,7 +363,7 @@ def find_restore_point(run_dir: RunDir) -> RestorePoint:
             raise CheckpointError(
                 f"all checkpoints of this run are damaged; the newest: {reason}",
                 where=str(path),
-                then="start a new run without --resume; nothing was deleted",
+                hint="start a new run without --resume; nothing was deleted",
             )
         return RestorePoint(None, (_no_checkpoint_note(run_dir),))
     check_state(loaded.state, newest.path)
@@ -380,7 +380,7 @@ def _no_checkpoint_note(run_dir: RunDir) -> str:
             where=str(run_dir.checkpoints),
             why=f"events.jsonl has {plural(len(saved), 'save')}, the last one at step {saved[-1]:,}: the checkpoints "
             "were deleted or moved, or a disk is not mounted",
-            then="put them back; or start again at step 0 with a new run, without --resume",
+            hint="put them back; or start again at step 0 with a new run, without --resume",
         )
     done = max((event.step for event in events if isinstance(event, TrainProgress)), default=0)
     lost = f" ({done:,} steps are lost)" if done else ""

@@ -182,7 +182,7 @@ def _check_address_space() -> None:
         raise ResourceError(
             "out of memory",
             why=f"less than {_MIN_ADDRESS_SPACE >> 20} MiB of address space are left to this process (ulimit -v)",
-            then="raise the limit: ulimit -v unlimited",
+            hint="raise the limit: ulimit -v unlimited",
         )
 
 
@@ -231,7 +231,7 @@ def _open_existing(
             "the data has changed since the run was started",
             where=str(data_path(recipe) or recipe.data.source),
             why="files were added, removed or relabeled",
-            then="use --data with the data of the first command, or start a new run without --resume",
+            hint="use --data with the data of the first command, or start a new run without --resume",
         )
     return existing, restore_point, (*restore_point.notes, *existing.notes)
 
@@ -315,7 +315,7 @@ def check_picklable(objects: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{name} cannot be sent to other processes",
                 why=str(error),
-                then="define it at the top level of a module or a script, or train with one device",
+                hint="define it at the top level of a module or a script, or train with one device",
             ) from error
 
 
@@ -390,7 +390,7 @@ def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunOp
             f"rank 0 names code that the recipe of rank {process_group.rank} does not",
             where=", ".join(sorted(named - own)),
             why=f"the ranks are not authenticated: {SECRET_VARIABLE} is not set",
-            then=f"set {SECRET_VARIABLE} to the same text for all ranks, or give all of them the same recipe",
+            hint=f"set {SECRET_VARIABLE} to the same text for all ranks, or give all of them the same recipe",
         )
 
 

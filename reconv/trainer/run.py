@@ -220,7 +220,7 @@ class TrainingRun(PreparedRun):
     def trainer(self) -> Trainer:
         """Build the trainer; that of a resumed run continues from its checkpoint."""
         if self.is_finished:
-            raise UsageError(f"{self.run_dir.path} is finished", then="start a new run, or extend it with --epochs")
+            raise UsageError(f"{self.run_dir.path} is finished", hint="start a new run, or extend it with --epochs")
         self.phases.enter(Phase.MODEL)
         stage_times = StageTimes()
         writer = AsyncWriter()

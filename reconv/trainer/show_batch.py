@@ -59,7 +59,7 @@ def show_batch(
     Without `recipe`, the usual recipe for the kind of data is used.
     """
     if not 1 <= images <= _MAX_IMAGES:
-        raise UsageError(f"cannot show {images} images", then=f"choose 1 to {_MAX_IMAGES}")
+        raise UsageError(f"cannot show {images} images", hint=f"choose 1 to {_MAX_IMAGES}")
     is_built_in = (data in NEED_NO_PATH or names_code(data)) and not Path(data).exists()
     kind = data if is_built_in else _kind(detect(Path(data)))
     source: Override = ("data.source", data, "PATH") if is_built_in else ("data.path", data, "PATH")

@@ -401,15 +401,15 @@ def out_of_memory_error(run: PreparedRun) -> ResourceError:
     is_smallest = recipe.batch.micro == "auto" and run.process_group.world_size == 1
     if plan.micro_groups > 1 and not is_smallest:
         why = f"micro-batches of {plan.micro_batch} images do not fit"
-        then = f"use smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
+        hint = f"use smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
     elif recipe.batch.group == "micro":
         why = f"micro-batches of {plan.micro_batch} images do not fit"
         smaller = max(1, plan.micro_batch // 2)
-        then = f"use smaller ones: --set batch.micro={smaller} (each is a batch norm group: results change)"
+        hint = f"use smaller ones: --set batch.micro={smaller} (each is a batch norm group: results change)"
     else:
         why = f"a batch norm group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not split"
         saving = (
             "" if recipe.memory.activation_checkpointing != "off" else "--set memory.activation_checkpointing=auto, or "
         )
-        then = f"{saving}smaller groups: --set batch.group=N (results change)"
-    return ResourceError("out of memory", where=run.device.describe(), why=why, then=then)
+        hint = f"{saving}smaller groups: --set batch.group=N (results change)"
+    return ResourceError("out of memory", where=run.device.describe(), why=why, hint=hint)

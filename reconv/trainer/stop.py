@@ -82,7 +82,7 @@ class StopAfter:
         if not 0 < number < _MAX_NUMBER or (unit == "step" and number != int(number)):
             raise UsageError(
                 f"--stop-after takes a number of steps or epochs or a time, not {text!r:.80}",
-                then="for example --stop-after 100step, 2ep, 30min or 3h",
+                hint="for example --stop-after 100step, 2ep, 30min or 3h",
             )
         if unit in _SECONDS:
             return cls(text.strip(), seconds=number * _SECONDS[unit])

@@ -112,7 +112,7 @@ class Verifier:
             raise RecipeError(
                 f"engine.verify is not supported on {kind}",
                 why=f"{kind} has not been shown to compute the same bits twice",
-                then="--set engine.verify=off",
+                hint="--set engine.verify=off",
             )
         group = run.process_group
         return cls(
@@ -346,7 +346,7 @@ def faulty_device_error(
         f"rank {' or '.join(map(str, ranks))} had wrong bits for the second time: {last.tensor} at step {last.step} "
         f"({last.how})",
         why="its device, or the memory of one or the other, is defective",
-        then=f"{resume}; it continues from step {step}, which is proved right" if is_saved else resume,
+        hint=f"{resume}; it continues from step {step}, which is proved right" if is_saved else resume,
     )
 
 

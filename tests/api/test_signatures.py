@@ -88,4 +88,4 @@ def test_devices_are_those_of_a_launch() -> None:
         reconv.train("quickstart", devices=2, launch=reconv.Launch(nic="eth1"))
     with pytest.raises(UsageError, match="no keyword 'elastic'") as caught:
         reconv.train("quickstart", elastic="1:4")
-    assert "reconv.Launch" in str(caught.value.then)
+    assert "reconv.Launch" in str(caught.value.hint)

@@ -179,8 +179,8 @@ def test_a_notebook_prints_progress_and_a_script_nothing(
 
 
 def test_a_notebook_shows_an_error_without_a_traceback() -> None:
-    error = UsageError("what", why="reason", then="this")
-    assert error._render_traceback_() == ["UsageError: what\n  why:   reason\n  next:  this"]
+    error = UsageError("what", why="reason", hint="this")
+    assert error._render_traceback_() == ["UsageError: what\n  why:   reason\n  hint:  this"]
 
 
 def test_html_of_a_result_is_escaped() -> None:

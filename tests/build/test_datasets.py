@@ -34,7 +34,7 @@ from reconv.trainer.show_batch import show_batch
 def test_data_path_for_a_recipe_with_generated_data_is_an_error(tmp_path: Path, recipe: str) -> None:
     with pytest.raises(UsageError, match="generates its own data and would ignore it") as caught:
         reconv.train(recipe, data=tmp_path, out=tmp_path / "run")
-    assert "data.source=auto" in caught.value.then and not (tmp_path / "run").exists()
+    assert "data.source=auto" in caught.value.hint and not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="would ignore it"):
         dry_run(recipe, steps=1, data=tmp_path)
 

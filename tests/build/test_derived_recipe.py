@@ -140,7 +140,7 @@ def test_the_network_of_a_weights_file_is_identified_or_asked_for(flowers: Path,
     assert load_derived("finetune", [*given, ("model.init", file, "--init")]).recipe.model.name == "resnet14_cifar"
     with pytest.raises(UsageError, match="cannot be identified") as caught:
         load_derived("finetune", [*given, ("model.init", strange, "--init")])
-    assert caught.value.then == "add --model NAME, as in --model resnet50"
+    assert caught.value.hint == "add --model NAME, as in --model resnet50"
     named = [*given, ("model.init", strange, "--init"), ("model.name", "resnet18", "--model")]
     assert load_derived("finetune", named).recipe.model.name == "resnet18"
 

@@ -160,4 +160,4 @@ def test_weights_of_another_backbone_are_rejected_with_a_suggestion(tmp_path: Pa
     given = small(model__init=str(tmp_path / "other.safetensors"))
     with pytest.raises(ReconvError, match="the weights do not match the model") as caught:
         reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
-    assert "with the same backbone, or omit --init" in caught.value.then
+    assert "with the same backbone, or omit --init" in caught.value.hint

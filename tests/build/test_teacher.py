@@ -125,7 +125,7 @@ def test_teacher_with_other_classes_or_preprocessing_is_an_error(run: Run, teach
     assert caught.value.code == ExitCode.CHECKPOINT
     with pytest.raises(RecipeError, match=r"(?s)other preprocessing.*data\.preprocess\.mean") as refused:
         run("b", distill__teacher=str(teacher), data__preprocess__mean="[0.25]")
-    assert refused.value.then.startswith("--set data.preprocess.mean=[")
+    assert refused.value.hint.startswith("--set data.preprocess.mean=[")
     with pytest.raises(RecipeError, match=r"distill\.teacher"):
         run("c", distill__teacher_recipe="quickstart")
     with pytest.raises(CheckpointError, match="no such run"):

@@ -122,7 +122,7 @@ def test_an_unreachable_server_is_an_error_with_a_next_step(tiny: str) -> None:
         download_weights(tiny, base_url="http://127.0.0.1:9/closed")
     assert exc_info.value.code == ExitCode.CHECKPOINT
     assert "cannot be reached" in exc_info.value.why
-    assert "use the file" in exc_info.value.then and "RECONV_WEIGHTS_URL" in exc_info.value.then
+    assert "use the file" in exc_info.value.hint and "RECONV_WEIGHTS_URL" in exc_info.value.hint
 
 
 def test_a_missing_file_is_not_retried(server: FileServer) -> None:

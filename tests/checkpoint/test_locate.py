@@ -88,7 +88,7 @@ def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: py
         with pytest.raises(CheckpointError, match=message) as exc_info:
             locate(name)
         assert exc_info.value.code == ExitCode.CHECKPOINT
-        assert exc_info.value.then
+        assert exc_info.value.hint
     assert len(cases) == 5
 
 

@@ -58,7 +58,7 @@ def test_a_file_in_place_of_the_run_directory_is_an_error(tmp_path: Path) -> Non
         with pytest.raises(ResourceError, match="a file is where a folder should be") as exc_info:
             RunDir.at(wanted)
         assert exc_info.value.where == str(tmp_path / "out") and str(wanted) in exc_info.value.why
-        assert "disk" not in exc_info.value.then
+        assert "disk" not in exc_info.value.hint
 
 
 def test_newest_unfinished_skips_finished_and_empty_runs(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path: Path, which: s
     with pytest.raises(MisplacedCheckpointError, match="step-000000020 is a checkpoint of another run") as refusal:
         locate(named, which=which if which in ("newest", 20) else "newest")
     assert refusal.value.code == ExitCode.CHECKPOINT
-    assert read_identity(other).run_id in refusal.value.why and "--init" in refusal.value.then
+    assert read_identity(other).run_id in refusal.value.why and "--init" in refusal.value.hint
     outside = tmp_path / "outside"
     copied.rename(outside)
     assert locate(outside).checkpoint == outside
@@ -60,7 +60,7 @@ def test_a_renamed_checkpoint_is_refused_with_the_command_that_renames_it_back(t
     for path in (run.path, renamed):
         with pytest.raises(MisplacedCheckpointError, match=r"step-000000500 is the checkpoint of step 10\b") as refusal:
             locate(path)
-        assert refusal.value.then.endswith(f"mv '{renamed}' '{run.checkpoints}/step-000000010'")
+        assert refusal.value.hint.endswith(f"mv '{renamed}' '{run.checkpoints}/step-000000010'")
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:

@@ -96,4 +96,4 @@ def test_malformed_metadata_is_an_error_that_says_where_and_why(tmp_path: Path, 
     with pytest.raises(CheckpointError) as caught:
         read_metadata(file)
     assert caught.value.code == ExitCode.CHECKPOINT
-    assert why in caught.value.why and caught.value.where == str(file) and "--recipe" in caught.value.then
+    assert why in caught.value.why and caught.value.where == str(file) and "--recipe" in caught.value.hint

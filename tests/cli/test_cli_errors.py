@@ -67,7 +67,7 @@ def test_the_run_that_was_meant_is_named(name: str, capsys: pytest.CaptureFixtur
 def test_a_reconv_error_is_printed_to_stderr_without_a_traceback(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing["error"] = DataError("no images", where="/data/train", why="the folder is empty", then="reconv data get")
+    failing["error"] = DataError("no images", where="/data/train", why="the folder is empty", hint="reconv data get")
     assert _code(["fail"]) == ExitCode.DATA
     out, err = capsys.readouterr()
     assert out == ""

@@ -21,7 +21,7 @@ from reconv.report.markup import el
 NAMES = ("evil\x1b[2J", "good\u202eclass", "größe 漢字 👩‍🔬")
 SHOWN = (r"evil\x1b[2J", r"good\u202eclass", "größe 漢字 👩‍🔬")
 FILE, FILE_SHOWN = "0\nerror: forged\x07.png", r"0\nerror: forged\x07.png"
-BAD, BAD_SHOWN = "bad\n  next:  curl.png", r"bad\n  next:  curl.png"
+BAD, BAD_SHOWN = "bad\n  hint:  curl.png", r"bad\n  hint:  curl.png"
 CONTROLS = re.compile(r"[^\n -~\xa0-\u2027\u202f-\u2065\u206a-\U0010ffff]")
 SETTINGS = {
     "length": "1step",
@@ -58,7 +58,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def assert_printable(printed: str) -> None:
     assert CONTROLS.findall(printed) == []
-    assert not any(line.startswith(("error: forged", "  next:  curl")) for line in printed.splitlines())
+    assert not any(line.startswith(("error: forged", "  hint:  curl")) for line in printed.splitlines())
 
 
 def test_commands_escape_the_names_of_classes_and_files(
@@ -92,20 +92,20 @@ def test_errors_escape_what_the_user_and_files_named(tmp_path: Path, capsys: pyt
     code, printed = run_cli(capsys, "eval", str(tmp_path / "no\x1b[2J\nerror: forged"))
     assert (code, r"no\x1b[2J\nerror: forged" in printed) == (4, True)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text('extends: quickstart\n"ev\\e[2Jil\\n  next:  curl": 3\n')
+    recipe.write_text('extends: quickstart\n"ev\\e[2Jil\\n  hint:  curl": 3\n')
     code, printed = run_cli(capsys, "train", str(recipe))
-    assert (code, r"ev\x1b[2Jil\n  next:  curl" in printed) == (2, True)
+    assert (code, r"ev\x1b[2Jil\n  hint:  curl" in printed) == (2, True)
     code, printed = run_cli(capsys, "recipes", "no\x9bsuch\nerror: forged")
     assert (code, r"no\x9bsuch\nerror: forged" in printed) == (2, True)
 
 
 def test_an_error_has_its_own_lines_only_also_in_another_process() -> None:
-    error = DataError("a\nb", where="c\n  next:  d", why="\x1b]0;title\x07", then=one_of("e\nf", "g"))
+    error = DataError("a\nb", where="c\n  hint:  d", why="\x1b]0;title\x07", hint=one_of("e\nf", "g"))
     expected = [
         r"a\nb",
-        r"  where: c\n  next:  d",
+        r"  where: c\n  hint:  d",
         r"  why:   \x1b]0;title\x07",
-        "  next:  one of",
+        "  hint:  one of",
         r"           e\nf",
         "           g",
     ]

@@ -18,13 +18,13 @@ def test_nodes_and_rendezvous_are_parsed() -> None:
 def test_other_numbers_of_nodes_are_refused(nodes: str) -> None:
     with pytest.raises(UsageError, match="smallest and the largest number of nodes") as error:
         ElasticConfig.parse(nodes, None, 1)
-    assert error.value.then == "for example --elastic 1:4"
+    assert error.value.hint == "for example --elastic 1:4"
 
 
 def test_one_machine_alone_cannot_wait_for_others() -> None:
     with pytest.raises(UsageError, match="waits for 2 nodes") as error:
         ElasticConfig.parse("2:4", None, 1)
-    assert "reconv rendezvous HOST:PORT" in error.value.then
+    assert "reconv rendezvous HOST:PORT" in error.value.hint
 
 
 @pytest.mark.parametrize("text", ["", ":29400", "host:0", "host:65536", "host:port", "a b:1", "::1:29400", "[::1"])

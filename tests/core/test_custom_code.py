@@ -132,7 +132,7 @@ def test_code_of_a_saved_recipe_is_trusted_only_when_the_user_says_so() -> None:
     references, asked = [("model.name", "nets_h:make")], []
     with pytest.raises(UsageError, match="names code that would be imported") as caught:
         require_trust(references, (), False, "runs/1")
-    assert str(source) in caught.value.why and "--trust-code" in caught.value.then
+    assert str(source) in caught.value.why and "--trust-code" in caught.value.hint
     require_trust(references, (), True, "runs/1")
     require_trust(references, (), lambda sources: not asked.extend(sources), "runs/1")
     assert [(s.field, s.file) for s in asked] == [("model.name", Path.cwd() / "nets_h.py")]

@@ -44,7 +44,7 @@ def test_auto_opens_the_best_available_device() -> None:
 def test_a_missing_device_error_says_what_to_do(name: str) -> None:
     with pytest.raises(UsageError) as exc_info:
         open_device(name)
-    assert exc_info.value.then
+    assert exc_info.value.hint
 
 
 def test_every_out_of_memory_error_is_recognized() -> None:

@@ -84,7 +84,7 @@ def stranger() -> Any:
     return _connect_as_a_rank(_send_pickle)
 
 
-def _connect_as_a_rank(then: Callable[[], None]) -> str:
+def _connect_as_a_rank(hint: Callable[[], None]) -> str:
     """A rank that goes on with torch alone as soon as it is connected."""
     env = read_launch_env()
     store, env = rank_store.open_store(env)
@@ -96,7 +96,7 @@ def _connect_as_a_rank(then: Callable[[], None]) -> str:
         connecting.wait_for_all()
         connecting.run(connect)
     try:
-        then()
+        hint()
     except Exception as error:
         return type(error).__name__
     finally:

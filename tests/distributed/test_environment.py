@@ -74,7 +74,7 @@ def test_open_mpi_needs_master_addr_on_several_machines() -> None:
     assert launch_env == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
     with pytest.raises(UsageError, match="address of rank 0") as exc_info:
         read_launch_env(OPEN_MPI)
-    assert "MASTER_ADDR" in exc_info.value.then
+    assert "MASTER_ADDR" in exc_info.value.hint
     on_one_machine = read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
     assert on_one_machine.master_addr == "127.0.0.1"
 

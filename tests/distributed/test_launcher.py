@@ -17,7 +17,7 @@ from reconv.distributed.launcher import forward_signals_during, launch
 def run_rank(rank1: str) -> tuple[int, int]:
     launch_env = read_launch_env()
     if rank1 == "fails" and launch_env.rank == 1:
-        raise DataError("no such image", where="here", then="look elsewhere")
+        raise DataError("no such image", where="here", hint="look elsewhere")
     if rank1 == "is killed" and launch_env.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return launch_env.rank, launch_env.world_size

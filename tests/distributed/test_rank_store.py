@@ -162,7 +162,7 @@ def test_an_address_that_does_not_resolve_is_an_error_at_once(monkeypatch: pytes
 def test_an_address_of_another_machine_cannot_be_served() -> None:
     with pytest.raises(UsageError, match="cannot listen") as error:
         open_store(replace(launch_env(0, free_port()), master_addr="192.0.2.1"))  # an address for documentation
-    assert "MASTER_ADDR" in error.value.then
+    assert "MASTER_ADDR" in error.value.hint
 
 
 def test_a_rank_finds_rank_0_at_the_new_address_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

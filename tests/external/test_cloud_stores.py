@@ -207,7 +207,7 @@ def test_refused_credentials_end_before_training(
         rules.refusal = _GOOGLE_403
     done = run_reconv(tmp_path, *train(data, str(tmp_path / "out")))
     assert done.returncode == 6, done.stderr
-    assert "next:  set the credentials of the store" in done.stderr
+    assert "hint:  set the credentials of the store" in done.stderr
     with pytest.raises(AccessDeniedError):
         open_object_store(data).write("new", b"1")
     assert not (tmp_path / "out").exists()

@@ -185,5 +185,5 @@ def test_errors_say_what_is_wrong(
     done = run_reconv(tmp_path, *train(data, str(tmp_path / "out")), **environ)
     assert done.returncode == code, done.stderr
     assert text in done.stderr
-    assert "next:" in done.stderr
+    assert "hint:" in done.stderr
     assert not (tmp_path / "out").exists()

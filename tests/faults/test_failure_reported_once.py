@@ -92,4 +92,4 @@ def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, value)
         with pytest.raises(UsageError, match="cannot listen") as exc_info:
             open_process_group()
-    assert str(port) in exc_info.value.where and "set another MASTER_PORT" in exc_info.value.then
+    assert str(port) in exc_info.value.where and "set another MASTER_PORT" in exc_info.value.hint

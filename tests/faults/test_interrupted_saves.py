@@ -160,7 +160,7 @@ def test_a_disk_error_at_every_call_of_a_save_is_explained_and_loses_nothing(
             assert error.code == ExitCode.RESOURCES
             assert message in str(error)
             assert str(folder) in error.where
-            assert error.then
+            assert error.hint
             assert value_in(CheckpointStore(folder)) in (1.0, 2.0)
             assert not [name for name in hidden(folder) if name.startswith(".tmp")], "the space was not freed"
             save(store, OLD, 4.0)

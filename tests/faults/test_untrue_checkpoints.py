@@ -98,7 +98,7 @@ def test_all_checkpoints_gone_is_an_error_and_not_a_new_start(run: RunDir) -> No
     ) as error:
         train(run.path, resume=True)
     assert error.value.code == ExitCode.CHECKPOINT
-    assert "without --resume" in error.value.then
+    assert "without --resume" in error.value.hint
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again_and_says_what_is_lost(run: RunDir) -> None:
@@ -197,7 +197,7 @@ def test_malformed_contents_with_right_checksums_exit_with_code_4(
         with pytest.raises(CheckpointError) as error:
             use()
         assert error.value.code == ExitCode.CHECKPOINT
-        assert NEWEST in error.value.where and error.value.then
+        assert NEWEST in error.value.where and error.value.hint
 
 
 def test_a_step_after_the_end_of_the_run_exits_with_code_4(run: RunDir) -> None:

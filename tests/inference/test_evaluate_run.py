@@ -115,7 +115,7 @@ def test_a_report_that_cannot_be_written_is_a_resource_error(classifier: Path, t
     (copy / "report.html").mkdir()
     with pytest.raises(ResourceError) as caught:
         reconv.evaluate(copy, all=True)
-    assert "copy the run" in caught.value.then and "--out" not in caught.value.then
+    assert "copy the run" in caught.value.hint and "--out" not in caught.value.hint
 
 
 def test_a_damaged_checkpoint_is_skipped_and_logged(classifier: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_weights_without_data_are_calibrated_and_judged_with_images_of_a_folder(
     options: LoadOptions = {"recipe": str(recipe), "device": "cpu", "precision": "int8"}
     with pytest.raises(DataError, match="int8 needs validation images") as caught:
         Predictor.load(weights, **options)
-    assert "--calibration DIR" in caught.value.then
+    assert "--calibration DIR" in caught.value.hint
     with pytest.raises(DataError, match="at least 32 images"):
         Predictor.load(weights, calibration=write_digits(tmp_path / "few", 20), **options)
     backend = Predictor.load(weights, calibration=write_digits(tmp_path / "enough", 60), **options).backend

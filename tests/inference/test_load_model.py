@@ -64,7 +64,7 @@ def test_weights_without_metadata_need_a_recipe_and_classes_that_fit(classifier:
     bare.write_bytes(encode(tensors))
     with pytest.raises(UsageError, match="does not say which network") as caught:
         Predictor.load(bare)
-    assert "--recipe" in caught.value.then
+    assert "--recipe" in caught.value.hint
     assert Predictor.load(bare, recipe="quickstart").class_names == tuple("0123456789")
     wrong = {**read_header(source), "reconv": read_header(source)["reconv"].replace('"0", "1"', '"0"')}
     bare.write_bytes(encode(tensors, wrong))

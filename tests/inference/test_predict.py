@@ -81,7 +81,7 @@ def test_saving_never_overwrites_an_original(detector: Path, photo: Path) -> Non
         reconv.predict(detector, [photo], save_images=photo.parent)
     with pytest.raises(ResourceError) as caught:
         reconv.predict(detector, [photo], save_images=photo)
-    assert "--save-images" in caught.value.then
+    assert "--save-images" in caught.value.hint
     assert photo.read_bytes() == before
 
 

@@ -94,7 +94,7 @@ def test_exif_orientation_is_applied_to_pil_images_and_files(tmp_path: Path) -> 
 def test_what_is_no_image_is_refused_with_what_to_pass(image: ImageInput, text: str) -> None:
     with pytest.raises((UsageError, DataError), match=text) as caught:
         to_pil(image, 3)
-    assert caught.value.then
+    assert caught.value.hint
 
 
 def test_a_model_is_called_with_one_image_or_many(classifier: Path) -> None:

@@ -125,7 +125,7 @@ def test_batch_norm_groups_are_not_split_after_oom(train: Train, monkeypatch: py
     monkeypatch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
     with pytest.raises(ResourceError, match="a batch norm group of 16 images does not fit") as caught:
         train("none", {**SHORT, "batch.micro": "auto"})
-    assert caught.value.then.startswith("--set memory.activation_checkpointing=auto, or smaller groups")
+    assert caught.value.hint.startswith("--set memory.activation_checkpointing=auto, or smaller groups")
     assert oom_forward.passes == 3
 
 
@@ -134,4 +134,4 @@ def test_explicit_micro_batch_is_not_changed_after_oom(train: Train, monkeypatch
     monkeypatch.setattr(ResNet, "forward", lambda model, images: oom_forward(model, images))
     with pytest.raises(ResourceError, match="micro-batches of 32 images do not fit") as caught:
         train("given", {**SHORT, "batch.micro": "32"})
-    assert caught.value.then.endswith("--set batch.micro=16")
+    assert caught.value.hint.endswith("--set batch.micro=16")

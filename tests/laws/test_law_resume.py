@@ -286,7 +286,7 @@ def test_a_fork_with_half_the_batch_continues_at_the_same_epoch(train: Train, tm
     source = reconv.train("quickstart", out=tmp_path / "source", overrides=given, stop_after="1ep").folder
     with pytest.raises(RecipeError) as refusal:
         train("source", {**EVERYTHING, "schedule.lr": "0.05"}, resume=True)
-    assert f"reconv resume {source} --fork --lr 0.05" in refusal.value.then
+    assert f"reconv resume {source} --fork --lr 0.05" in refusal.value.hint
     half = str(int(load(str(source / "recipe.yaml")).recipe.batch.size) // 2)
     forked = train("forked", {**EVERYTHING, "batch.size": half, "batch.group": "all", "model.resume_from": str(source)})
     (attempt,) = [e for e in read_events(forked.folder.events) if isinstance(e, AttemptStarted)]
@@ -299,4 +299,4 @@ def test_a_finished_run_is_forked_with_more_epochs_only(train: Train) -> None:
     source = train("source", {**EVERYTHING, "length": "1ep"}).folder.path
     with pytest.raises(CheckpointError, match="the run has only 1ep") as refusal:
         train("forked", {**EVERYTHING, "length": "1ep", "model.resume_from": str(source)})
-    assert refusal.value.then.startswith("--epochs 2")
+    assert refusal.value.hint.startswith("--epochs 2")

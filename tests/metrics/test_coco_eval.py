@@ -64,4 +64,4 @@ def test_a_coco_metric_without_hotcoco_is_rejected_with_the_install_command(
     with pytest.raises(UsageError, match=r"detection\.metric: ap50") as exc_info:
         require_coco_eval("detection.metric: ap50")
     assert exc_info.value.code == ExitCode.USAGE
-    assert "pip install 'reconv[detection]'" in exc_info.value.then
+    assert "pip install 'reconv[detection]'" in exc_info.value.hint

@@ -67,4 +67,4 @@ def test_auto_checkpoints_the_largest_stages_until_half_is_saved() -> None:
 def test_an_unknown_stage_is_rejected_with_the_valid_ones() -> None:
     with pytest.raises(RecipeError) as caught:
         choose_stages(build_model("resnet18"), ["layer9"], (3, 64, 64), torch.float32)
-    assert "layer4.1, head" in caught.value.then
+    assert "layer4.1, head" in caught.value.hint

@@ -63,7 +63,7 @@ def test_layer_norm_is_one_group_and_small_layers_have_one_group_per_channel() -
 def test_groups_that_do_not_divide_the_channels_are_rejected() -> None:
     with pytest.raises(UsageError, match="norm_groups: 5") as caught:
         build_model("resnet8_cifar", norm="group", norm_groups=5)
-    assert "1, 2, 4, 8, 16" in caught.value.then
+    assert "1, 2, 4, 8, 16" in caught.value.hint
 
 
 def groups_of(name: str, **options: object) -> set[int]:
@@ -91,7 +91,7 @@ def test_every_network_has_group_norm_with_a_default_number_of_groups() -> None:
 def test_suggested_groups_divide_every_layer(name: str, advice: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="norm_groups: 7 does not divide") as caught:
         groups_of(name, norm="group", norm_groups=7)
-    assert caught.value.then.endswith("this network: " + ", ".join(map(str, advice)))
+    assert caught.value.hint.endswith("this network: " + ", ".join(map(str, advice)))
     for number in advice:
         assert groups_of(name, norm="group", norm_groups=number) == {number}
 

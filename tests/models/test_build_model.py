@@ -146,7 +146,7 @@ def test_a_missing_package_error_says_how_to_install_it(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "timm", None)  # what Python does for a module that cannot be found
     with pytest.raises(UsageError, match="timm is not installed") as caught:
         build_model("timm:resnet50")
-    assert "pip install 'reconv[timm]'" in caught.value.then
+    assert "pip install 'reconv[timm]'" in caught.value.hint
 
 
 def test_layers_of_an_external_network_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

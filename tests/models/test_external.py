@@ -340,7 +340,7 @@ def test_only_classifiers_are_built_and_no_weights_are_requested(offer: Callable
         build_model("torchvision:fasterrcnn_tiny")
     with pytest.raises(UsageError, match="without pretrained weights") as caught:
         build_model("torchvision:tiny", weights="DEFAULT")
-    assert "--init torchvision:tiny" in caught.value.then
+    assert "--init torchvision:tiny" in caught.value.hint
     assert calls == []
     build_model("torchvision:tiny")
     build_model("timm:tiny.some_tag", in_channels=1)
@@ -367,5 +367,5 @@ def test_the_error_of_a_wrong_image_size_names_the_right_one(offer: Callable[[Cr
     check_image_sizes(model, 3, [24])
     with pytest.raises(UsageError, match="32 x 32") as caught:
         check_image_sizes(model, 3, [24, 32])
-    assert "--set data.preprocess.size=24" in caught.value.then
+    assert "--set data.preprocess.size=24" in caught.value.hint
     assert "doesn't match" in caught.value.why

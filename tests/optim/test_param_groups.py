@@ -36,7 +36,7 @@ def test_nvidia_by_name_is_rejected_for_models_with_other_names(name: str) -> No
     model = build_model(name, num_classes=10)
     with pytest.raises(UsageError, match="matches no norm") as exc_info:
         decay_groups(model, "nvidia-by-name")
-    assert "optimizer.weight_decay_exclude=norm" in exc_info.value.then
+    assert "optimizer.weight_decay_exclude=norm" in exc_info.value.hint
     assert len(decay_groups(model, "norm").no_decay) > 50
 
 

@@ -80,7 +80,7 @@ def test_another_device_is_scaled_from_ours_and_less_certain() -> None:
 def test_a_network_without_a_step_time_says_how_to_measure_it() -> None:
     with pytest.raises(UsageError, match="no step time") as error:
         known_step_time(load("cifar10-fast").recipe, DEVICE_KINDS["h100"])
-    assert "reconv bench train cifar10-fast --json" in error.value.then
+    assert "reconv bench train cifar10-fast --json" in error.value.hint
 
 
 def test_measured_files_give_step_time_contention_and_gradient_bytes(tmp_path: Path) -> None:

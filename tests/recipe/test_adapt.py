@@ -91,7 +91,7 @@ def test_every_preset_plans_with_one_option_or_lists_options_that_work(option: s
             plan(name, option)
         except RecipeError as error:
             refused += 1
-            cures = [line.strip() for line in error.then.splitlines() if line.strip().startswith("--")]
+            cures = [line.strip() for line in error.hint.splitlines() if line.strip().startswith("--")]
             assert cures, f"{name} {option}: {error}"
             for cure in cures:
                 plan(name, f"{option} {cure}")
@@ -156,7 +156,7 @@ def test_what_cannot_be_fitted_to_the_data_lists_options_that_work() -> None:
     with pytest.raises(RecipeError, match="needs groups of at least two samples") as caught:
         plan("resnet50-nv-250ep-8gpu-mixed", num_train=1)
     plan("resnet50-nv-250ep-8gpu-mixed", "--set augment.mixup.alpha=0", num_train=1)
-    assert "--set augment.mixup.alpha=0" in caught.value.then
+    assert "--set augment.mixup.alpha=0" in caught.value.hint
 
 
 def test_a_warm_up_in_steps_is_shortened_to_the_run(write: Write) -> None:
@@ -167,7 +167,7 @@ def test_a_warm_up_in_steps_is_shortened_to_the_run(write: Write) -> None:
     with pytest.raises(RecipeError, match="50,000 steps, but the run has only 5004") as caught:
         plan(path)  # the user wrote it
     for cure in ("--set schedule.warmup=5004step", "--set schedule.warmup=5%", "--set length=50000step"):
-        assert cure in caught.value.then
+        assert cure in caught.value.hint
         plan(path, cure)
 
 
@@ -179,7 +179,7 @@ def test_what_the_user_wrote_never_changes(write: Write) -> None:
     with pytest.raises(RecipeError, match=r"schedule\.warmup: 2ep is longer than the run") as caught:
         resolve(path, "--epochs 1")
     for cure in ("--epochs 2", "--set schedule.warmup=1ep", "--set schedule.warmup=5%"):
-        assert cure in caught.value.then
+        assert cure in caught.value.hint
         resolve(path, f"--epochs 1 {cure}")
 
 

@@ -200,7 +200,7 @@ def test_freezing_for_the_whole_run_leaves_nothing_to_unfreeze() -> None:
 def test_the_rate_of_an_optimizer_without_a_rule_must_be_given() -> None:
     with pytest.raises(RecipeError, match="learning rate of lars is not derived") as caught:
         derived(DataFacts(600, BALANCED), optimizer__name="lars")
-    assert caught.value.then == "give it: --lr X"
+    assert caught.value.hint == "give it: --lr X"
     assert derived(DataFacts(600, BALANCED), optimizer__name="lars", schedule__lr=2.0)[0].recipe.schedule.lr == 2
     assert derived(DataFacts(600, BALANCED), optimizer__name="adamw")[0].recipe.schedule.lr == 7.1e-4
 

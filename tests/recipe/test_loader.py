@@ -285,7 +285,7 @@ def test_a_missing_recipe_is_an_error_with_a_suggestion(write, monkeypatch, tmp_
         assert caught.value.why == why
     with pytest.raises(RecipeError, match="not YAML") as caught:
         load(write("seed: [1,\n"))
-    assert "correct this line" in caught.value.then
+    assert "correct this line" in caught.value.hint
     with pytest.raises(RecipeError, match="not found"):
         load("\0")
     with pytest.raises(RecipeError, match="is empty"):
@@ -414,7 +414,7 @@ def test_the_hint_names_the_preset_that_the_recipe_is_made_from(write) -> None:
     for recipe, name in hints.items():
         with pytest.raises(RecipeError) as caught:
             load(recipe, [("bar", "1", "--set")])
-        assert caught.value.then == f"`reconv recipes show {name}` lists all fields"
+        assert caught.value.hint == f"`reconv recipes show {name}` lists all fields"
 
 
 def test_files_of_own_code_are_relative_to_the_recipe_and_modules_found_beside_it(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_any_valid_recipe_has_a_plan_or_a_recipe_error(
     try:
         plan = make_plan(recipe, Facts(num_train, 10, 10, world_size=world_size))
     except RecipeError as error:
-        assert error.then, "a refusal names what would fit"
+        assert error.hint, "a refusal names what would fit"
         return
     assert plan.total_steps >= 1
     assert all(plan.lines)

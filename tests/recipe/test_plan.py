@@ -37,7 +37,7 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
     try:
         plan = plan_of(batch={"size": size, "group": group, "micro": micro}, world_size=world_size)
     except RecipeError as error:
-        assert error.then
+        assert error.hint
         return
     assert sum(plan.group_sizes) == size
     dealt = [plan.micro_batches(rank) for rank in range(world_size)]
@@ -107,7 +107,7 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world_size, micro_batc
 def test_impossible_batch_sizes_are_rejected_with_possible_ones(batch, world_size, fits: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(batch=batch, world_size=world_size)
-    assert caught.value.then == one_of(*fits)
+    assert caught.value.hint == one_of(*fits)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_group_is_not_divided_where_it_must_be_whole(sections: dict[str, Any],
     with pytest.raises(RecipeError) as caught:
         plan_of(batch={"size": 256}, world_size=4, **sections)
     assert why in caught.value.why
-    assert caught.value.then == one_of("--devices 1", "--set batch.group=64")
+    assert caught.value.hint == one_of("--devices 1", "--set batch.group=64")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_drop_last_drops_or_fills_the_last_batch() -> None:
 def test_less_data_than_one_batch_is_rejected(num_train: int) -> None:
     with pytest.raises(RecipeError, match=f"{num_train} training sample.* batch of 64") as caught:
         plan_of(num_train, batch={"size": 64})
-    assert caught.value.then == one_of(f"--batch-size {num_train}", "--set data.drop_last=false")
+    assert caught.value.hint == one_of(f"--batch-size {num_train}", "--set data.drop_last=false")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -411,7 +411,7 @@ def test_epoch_samples_sets_the_length_of_an_epoch() -> None:
     assert wrapped.steps_per_epoch == 12
     with pytest.raises(RecipeError, match=r"data\.epoch_samples 99 is smaller") as refusal:
         plan_of(1000, data={"epoch_samples": 99}, batch={"size": 100})
-    assert "data.epoch_samples=100" in refusal.value.then
+    assert "data.epoch_samples=100" in refusal.value.hint
 
 
 def test_a_partial_evaluation_is_mentioned() -> None:
@@ -446,7 +446,7 @@ def test_alpha_falls_with_the_batch_when_given_as_an_exponent() -> None:
     assert "rmsprop-tf: alpha 1 - 768 x 2^-14 = 0.953125" in plan.lines
     with pytest.raises(RecipeError, match="alpha_exponent=-10") as caught:
         plan_of(batch={"size": 768}, optimizer=optimizer | {"alpha_exponent": -9})
-    assert "--batch-size 512\n" in caught.value.then
+    assert "--batch-size 512\n" in caught.value.hint
 
 
 def test_the_plan_prints_the_constants_of_adamw() -> None:

@@ -100,7 +100,7 @@ def test_a_replaced_file_is_noticed_while_it_is_in_use(tree: Path, web: WebFolde
     with pytest.raises(ChangedDataError, match="cannot read") as error:
         data[0]
     assert error.value.code == ExitCode.DATA
-    assert "as a new run" in error.value.then
+    assert "as a new run" in error.value.hint
 
 
 def test_an_upload_that_differs_from_the_index_is_never_used(tree: Path, web: WebFolder) -> None:
@@ -136,7 +136,7 @@ def test_an_address_that_cannot_be_read_is_explained(
     with pytest.raises(kind) as error:
         mount(f"{web.url}/packed")
     assert why in error.value.why
-    assert error.value.then
+    assert error.value.hint
 
 
 def test_an_empty_or_missing_place_is_an_error(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_rate_that_never_learns_is_warned_of_with_a_smaller_one(tmp_path: Path
 def test_policies_stop_and_ignore(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="fell to") as stopped:
         train(tmp_path / "stop", "stop")
-    assert "--fork --best --lr 0.01" in stopped.value.then
+    assert "--fork --best --lr 0.01" in stopped.value.hint
     assert [text for text in warnings(train(tmp_path / "ignore", "ignore")) if "likely cause" in text] == []
 
 

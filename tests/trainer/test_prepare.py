@@ -22,7 +22,7 @@ LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]
 def test_more_devices_than_batch_groups_is_an_error(command: Callable[..., object]) -> None:
     with pytest.raises(RecipeError, match="cannot be divided over 100 devices") as caught:
         command("quickstart", devices=100)
-    assert caught.value.then == one_of("--devices 64", "--batch-size 100")
+    assert caught.value.hint == one_of("--devices 64", "--batch-size 100")
 
 
 @pytest.mark.parametrize(

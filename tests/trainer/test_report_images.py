@@ -131,7 +131,7 @@ def test_coco_metric_without_pycocotools_is_an_error_before_training(
     with pytest.raises(UsageError, match="not installed") as refusal:
         reconv.train(write_recipe(tmp_path, metric="ap"), out=tmp_path / "run")
     assert refusal.value.code == ExitCode.USAGE
-    assert "pip install" in refusal.value.then
+    assert "pip install" in refusal.value.hint
     assert not (tmp_path / "run").exists()
     result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # the VOC metric needs no package
     assert result.summary["metric"] == "voc10"

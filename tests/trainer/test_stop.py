@@ -110,7 +110,7 @@ def test_limit_counts_from_the_first_step_of_the_command(text: str | None, step:
 def test_other_limits_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="stop-after") as error:
         StopAfter.parse(text, first_step=0, steps_per_epoch=5)
-    assert "100step" in error.value.then
+    assert "100step" in error.value.hint
 
 
 def test_time_is_up_when_the_seconds_have_passed() -> None:

@@ -73,21 +73,21 @@ def read_tensorflow(path: Path) -> dict[str, Tensor]:
             "not a TensorFlow checkpoint",
             where=str(path),
             why="there is no .index file with this prefix, nor a folder with a `checkpoint` file",
-            then=f"ls '{path.parent}', and use the part of the name before .index",
+            hint=f"ls '{path.parent}', and use the part of the name before .index",
         )
     index = prefix.with_name(prefix.name + INDEX_SUFFIX)
     try:
         header, entries = _read_index(read_bytes(index, read_limits.TF_INDEX_BYTES))
     except OSError as error:
         raise CheckpointError(
-            "the index of the checkpoint cannot be read", where=str(index), why=str(error), then="copy it again"
+            "the index of the checkpoint cannot be read", where=str(index), why=str(error), hint="copy it again"
         ) from error
     except MalformedError as error:
         raise CheckpointError(
             "not a TensorFlow checkpoint, or a damaged one",
             where=str(index),
             why=str(error),
-            then="copy the index and its data files again; the older single-file format must be converted first",
+            hint="copy the index and its data files again; the older single-file format must be converted first",
         ) from error
     return _read_data(prefix, header, _numeric(entries, index))
 
@@ -187,8 +187,8 @@ def _numeric(entries: list[_Entry], index: Path) -> list[_Entry]:
     return numeric
 
 
-def _unsupported(entry: _Entry, index: Path, what: str, then: str) -> CheckpointError:
-    return CheckpointError(f"the tensor {entry.name} {what}", where=str(index), then=then)
+def _unsupported(entry: _Entry, index: Path, what: str, hint: str) -> CheckpointError:
+    return CheckpointError(f"the tensor {entry.name} {what}", where=str(index), hint=hint)
 
 
 def _read_data(prefix: Path, header: _Header, entries: list[_Entry]) -> dict[str, Tensor]:
@@ -207,7 +207,7 @@ def _read_data(prefix: Path, header: _Header, entries: list[_Entry]) -> dict[str
                 "a data file of the checkpoint is missing or cannot be read",
                 where=str(path),
                 why=f"it should have {len(in_file)} tensors, such as {in_file[0].name}: {error.strerror}",
-                then=f"copy all {header.num_files} data files to the directory of the index",
+                hint=f"copy all {header.num_files} data files to the directory of the index",
             ) from error
     return {entry.name: tensors[entry.name] for entry in entries}
 
@@ -238,5 +238,5 @@ def _read_tensor(path: Path, entry: _Entry) -> Tensor:
 
 def _damaged(path: Path, entry: _Entry, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the tensor {entry.name} is damaged", where=str(path), why=why, then="copy the checkpoint again"
+        f"the tensor {entry.name} is damaged", where=str(path), why=why, hint="copy the checkpoint again"
     )

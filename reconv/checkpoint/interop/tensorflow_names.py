@@ -131,7 +131,7 @@ def _layers_of(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, La
             else "the TensorFlow checkpoint has several models",
             why=f"scopes with numbered convolutions and norms: {', '.join(sorted(found)) or 'none'}; "
             f"tensors such as {', '.join(sorted(tensors)[:3]) or 'none'}",
-            then="convert the names in a script of your own and save them as .safetensors",
+            hint="convert the names in a script of your own and save them as .safetensors",
         )
     kinds = found[chosen[0]]
     if any("kernel" not in layer for kind in ("conv2d", "dense") for layer in kinds[kind].values()):
@@ -178,5 +178,5 @@ def _not_a_resnet(why: str) -> CheckpointError:
     return CheckpointError(
         "the TensorFlow checkpoint is not a supported ResNet",
         why=why,
-        then="convert the names in a script of your own and save them as .safetensors",
+        hint="convert the names in a script of your own and save them as .safetensors",
     )

@@ -57,7 +57,7 @@ def read_training_state(path: Path) -> TrainingState:
             where=str(path),
             why="it has no epoch: it holds weights, or is not a checkpoint of torchvision, NVIDIA, PyTorch's ImageNet "
             "example or timm",
-            then="start from its weights instead: --init FILE; a run of Reconv continues with reconv resume RUN",
+            hint="start from its weights instead: --init FILE; a run of Reconv continues with reconv resume RUN",
         )
     program, is_last_epoch = _program_of(payload)
     weights = strip_wrappers(find_tensors(payload, path, prefer_ema=False), path)

@@ -60,7 +60,7 @@ def check_mirror_address(url: str, where: str) -> None:
             f"this run says that its copy is at {url}, an address that you have not given",
             where=where,
             why="the run would be read from there and written there",
-            then=f"if it is yours: reconv resume RUN --mirror '{url}'; to leave it alone: --mirror off",
+            hint=f"if it is yours: reconv resume RUN --mirror '{url}'; to leave it alone: --mirror off",
         )
 
 
@@ -104,7 +104,7 @@ def fetch_run(run: str | Path) -> str | Path:
     url = as_url(run)
     run_dir = RunDir(local_folder(url, Path("runs")))
     if not download_run(open_object_store(url), run_dir, lambda text: None) and not run_dir.is_run():
-        raise CheckpointError(f"no run at {url}", where=url, then="check the address")
+        raise CheckpointError(f"no run at {url}", where=url, hint="check the address")
     write_mirror_url(run_dir, url)
     return run_dir.path
 
@@ -117,7 +117,7 @@ def _check_same_run(store: ObjectStore, item: ObjectInfo, run_dir: RunDir) -> No
             f"{run_dir.path} and {store.root} are different runs",
             where=str(run_dir.path),
             why="their run ids differ",
-            then="move one of them away, or use another --out",
+            hint="move one of them away, or use another --out",
         )
 
 
@@ -134,7 +134,7 @@ def _read_run_id(store: ObjectStore, item: ObjectInfo) -> object:
             "run.json of the copy cannot be read",
             where=join_url(store.root, item.name),
             why=str(error),
-            then="use another --out",
+            hint="use another --out",
         ) from error
 
 
@@ -212,5 +212,5 @@ def run_store_error(url: str, error: StoreError) -> UnreadableRunError:
         f"cannot reach the copy of the run at {url}",
         where=str(error.filename),
         why=error.strerror or str(error),
-        then=error.then,
+        hint=error.hint,
     )

@@ -128,7 +128,7 @@ class RunLease:
             "another process writes this run",
             where=join_url(self._store.root, NAME),
             why=f"{_describe(lease)} has just renewed its lease",
-            then="wait for it or stop it, or use another address with --out",
+            hint="wait for it or stop it, or use another address with --out",
         )
 
 

@@ -66,7 +66,7 @@ class RunMirror:
                 raise UsageError(
                     f"{url} already contains a run",
                     where=url,
-                    then="add --resume to continue it, or choose another --out",
+                    hint="add --resume to continue it, or choose another --out",
                 )
             yield mirror
         finally:
@@ -104,7 +104,7 @@ class RunMirror:
                 f"the copy of the run at {self.url} is not complete",
                 where=str(self._run_dir.path),
                 why=self._problem,
-                then="the run directory on this machine has everything; the same command with --resume copies the rest",
+                hint="the run directory on this machine has everything; the same command with --resume copies the rest",
             )
 
     def __enter__(self) -> RunMirror:

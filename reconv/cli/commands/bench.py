@@ -129,7 +129,7 @@ def train(
       reconv bench train resnet50-nv-90ep-8gpu-mixed --batch-size 256 --published
     """
     if data is not None and where not in (None, "real"):
-        raise UsageError(f"--data is real data, and --input {where} is synthetic", then="leave one of them out")
+        raise UsageError(f"--data is real data, and --input {where} is synthetic", hint="leave one of them out")
     shortcuts = {"batch_size": batch_size, "batch_per_device": batch_per_device, "workers": workers}
     overrides = shortcut_overrides(shortcuts, devices or read_launch_env().world_size) + parse_settings(settings)
     start_cuda(device, devices)
@@ -233,7 +233,7 @@ def infer(
     """
     compare = compare or baselines is not None
     if data is not None and compare:
-        raise UsageError("--compare measures networks alone, and --data files", then="leave one of them out")
+        raise UsageError("--compare measures networks alone, and --data files", hint="leave one of them out")
     options: dict[str, Any] = {
         "overrides": parse_settings(settings),
         "device": device,
@@ -316,7 +316,7 @@ def data(
       reconv bench data --data /imagenet --compare --json result.json
     """
     if data is None:
-        raise UsageError("bench data needs a dataset", why="neither --data nor $DATA_DIR is set", then="add --data DIR")
+        raise UsageError("bench data needs a dataset", why="neither --data nor $DATA_DIR is set", hint="add --data DIR")
 
     from reconv.bench.data import bench_data
 

@@ -168,14 +168,14 @@ def write_image(path: Path, png: bytes) -> None:
         path.write_bytes(png)
     except OSError as error:
         raise ResourceError(
-            f"cannot write {path}", where=str(path.parent), why=str(error.strerror), then="choose another --out"
+            f"cannot write {path}", where=str(path.parent), why=str(error.strerror), hint="choose another --out"
         ) from error
 
 
 def _check_outside(out: Path, data: Path) -> None:
     """Results must not be written into the data: the next check would read them."""
     if data.is_dir() and real_path(out).is_relative_to(real_path(data)):
-        raise UsageError(f"{out} is inside the data", where=str(data), then="choose another place with --out")
+        raise UsageError(f"{out} is inside the data", where=str(data), hint="choose another place with --out")
 
 
 def _contact_sheet(report: CheckReport) -> bytes:

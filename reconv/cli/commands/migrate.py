@@ -135,7 +135,7 @@ def _check_differences(migration: Migration) -> None:
     if different:
         raise UsageError(
             "the new command would compute something else: " + "; ".join(different),
-            then="leave these flags out, or run it all the same with --allow-differences",
+            hint="leave these flags out, or run it all the same with --allow-differences",
         )
 
 
@@ -151,9 +151,9 @@ def _run(migration: Migration, words: list[str]) -> int:
     if missing:
         raise UsageError(
             f"{', '.join(missing)} must be filled in before the command can run",
-            then="put the value into the command that you migrate",
+            hint="put the value into the command that you migrate",
         )
     if not words:
-        raise UsageError("there is nothing to run", then="leave out --run")
+        raise UsageError("there is nothing to run", hint="leave out --run")
     main([os.path.expanduser(word) for word in words[1:]])
     return 0

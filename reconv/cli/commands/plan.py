@@ -154,7 +154,7 @@ def plan(
     if loaded.parallel.pipeline_stages > 1:
         raise UsageError(
             f"{loaded.name} splits its network over {loaded.parallel.pipeline_stages} devices, which is not predicted",
-            then="--set parallel.pipeline_stages=1 --set 'parallel.pipeline_splits=[]'",
+            hint="--set parallel.pipeline_stages=1 --set 'parallel.pipeline_splits=[]'",
         )
     kind = with_network(find_device_kind(device_kind), network)
     step_time = measured_step_time(measured, loaded) if measured else known_step_time(loaded, kind)

@@ -97,14 +97,14 @@ def _select(names: Sequence[str], vendor: str | None, model: str | None) -> list
 
     vendors = sorted({preset_vendor(name) for name in names})
     if vendor is not None and vendor not in vendors:
-        raise UsageError(f"there are no presets of {vendor!r}", then="the vendors are: " + ", ".join(vendors))
+        raise UsageError(f"there are no presets of {vendor!r}", hint="the vendors are: " + ", ".join(vendors))
     found = [(name, load(name).recipe) for name in names if vendor is None or preset_vendor(name) == vendor]
     if model is not None:
         wanted = model.lower()
         networks = sorted({recipe.model.name for _, recipe in found})
         found = [(name, recipe) for name, recipe in found if wanted in recipe.model.name.lower()]
         if not found:
-            raise UsageError(f"no preset trains a network like {model!r}", then="they train: " + ", ".join(networks))
+            raise UsageError(f"no preset trains a network like {model!r}", hint="they train: " + ", ".join(networks))
     return found
 
 

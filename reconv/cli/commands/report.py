@@ -35,7 +35,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
                 f"{run} is not a run directory",
                 where=str(run / "events.jsonl"),
                 why="it has no events.jsonl",
-                then="list the runs: ls -d runs/*/*",
+                hint="list the runs: ls -d runs/*/*",
             )
     from reconv.report.html import render
     from reconv.storage.files import disk_errors, write_atomic

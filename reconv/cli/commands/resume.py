@@ -151,7 +151,7 @@ def _check_fork_options(run: str, fork: bool, options: dict[str, Any]) -> None:
     raise UsageError(
         f"{', '.join(given)} would change the run",
         why="a resumed run keeps the settings that determine its result",
-        then=f"start a new run from its checkpoint: {shlex.join(['reconv', 'resume', run, '--fork', *words])}",
+        hint=f"start a new run from its checkpoint: {shlex.join(['reconv', 'resume', run, '--fork', *words])}",
     )
 
 
@@ -161,7 +161,7 @@ def _fork_overrides(run: str, best: bool) -> list[Override]:
 
     located = locate(run, which="best" if best else "newest")
     if located.checkpoint is None:
-        raise UsageError(f"{run} has weights only", then=f"start from them: reconv train RECIPE --init {run}")
+        raise UsageError(f"{run} has weights only", hint=f"start from them: reconv train RECIPE --init {run}")
     return [
         ("model.init", None, "--fork"),
         ("model.resume_from", str(located.checkpoint.absolute()), "--fork"),

@@ -171,6 +171,6 @@ def _import_server() -> Any:
         if error.name not in _EXTRA:
             raise
         raise UsageError(
-            f"the server needs {error.name}, which is not installed", then="pip install 'reconv[serve]'"
+            f"the server needs {error.name}, which is not installed", hint="pip install 'reconv[serve]'"
         ) from error
     return server

@@ -36,7 +36,7 @@ def status(runs: tuple[str, ...], watch: bool, json_file: str | None) -> int:
       reconv status --json
     """
     if watch and json_file is not None:
-        raise UsageError("--watch and --json cannot be combined", then="use one of them")
+        raise UsageError("--watch and --json cannot be combined", hint="use one of them")
     from reconv.cluster.status import find_runs, read_statuses
 
     folders = [Path(run) for run in runs] or [Path("runs")]

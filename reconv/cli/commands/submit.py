@@ -156,18 +156,18 @@ def _refuse_other_options(ctx: click.Context, name: str, target: Target) -> None
         is_passed_on = param.name in passed_on and param.name != "resume"  # RECIPE and --json, too
         is_refused = not is_passed_on and param.name not in _COMMON and param.name not in target.options
         if is_refused and _is_given(ctx, param):
-            raise UsageError(f"{param.opts[0]} cannot be combined with --to {name}", then="leave it out")
+            raise UsageError(f"{param.opts[0]} cannot be combined with --to {name}", hint="leave it out")
 
 
 def _check_nodes(text: str, target: str) -> None:
     match = re.fullmatch(r"([1-9]\d{0,4})(?::([1-9]\d{0,4}))?", text, re.ASCII)
     if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise UsageError(f"--nodes {text!r} is not a number of machines", then="for example --nodes 2")
+        raise UsageError(f"--nodes {text!r} is not a number of machines", hint="for example --nodes 2")
     if match[2] is not None and target != "ray":
         raise UsageError(
             f"--nodes {text} cannot be combined with --to {target}",
             why="it starts a fixed number of machines",
-            then=f"--nodes {match[2]}, or --to ray",
+            hint=f"--nodes {match[2]}, or --to ray",
         )
 
 

@@ -185,7 +185,7 @@ def _check_dry_run_options(
         raise UsageError(
             f"{name} and {clash} cannot be combined",
             why="it starts a new run in a temporary folder and keeps nothing",
-            then="use one of them",
+            hint="use one of them",
         )
 
 

@@ -85,30 +85,30 @@ class KubernetesJob:
             if name is not None and (_LABEL.fullmatch(name) is None or len(name) > _MAX_NAME):
                 raise UsageError(
                     f"{option} {name!r} is not a name in Kubernetes",
-                    then=f"use lower-case letters, digits and '-', at most {_MAX_NAME}",
+                    hint=f"use lower-case letters, digits and '-', at most {_MAX_NAME}",
                 )
         self._check_run()
         if _IMAGE.fullmatch(self.image) is None:
-            raise UsageError(f"--image {self.image!r} is not the name of an image", then="as in registry/reconv:1.0")
+            raise UsageError(f"--image {self.image!r} is not the name of an image", hint="as in registry/reconv:1.0")
 
     def _check_run(self) -> None:
         if self.is_in_store:
             scheme = as_url(self.run).partition(":")[0]
             if scheme not in WRITABLE_STORES:
-                raise UsageError(f"a run cannot be kept at {scheme}://", then="use s3://, gs:// or az://")
+                raise UsageError(f"a run cannot be kept at {scheme}://", hint="use s3://, gs:// or az://")
             if self.runs_claim is not None:
                 raise UsageError(
-                    "--runs-claim cannot be combined with a run in an object store", then="leave one of the two out"
+                    "--runs-claim cannot be combined with a run in an object store", hint="leave one of the two out"
                 )
         elif self.runs_claim is None:
             raise UsageError(
                 "the run needs a place",
-                then="add --runs-claim NAME, or --out with an address such as s3://bucket/runs/1",
+                hint="add --runs-claim NAME, or --out with an address such as s3://bucket/runs/1",
             )
         elif re.fullmatch(r"/[^\x00-\x1f\x7f]*", self.run) is None:
             raise UsageError(
                 f"--out {self.run!r} is not a folder in the pods",
-                then=f"use an absolute path, as in {RUNS}/{self.name}",
+                hint=f"use an absolute path, as in {RUNS}/{self.name}",
             )
 
 
@@ -298,7 +298,7 @@ def _quantity(option: str, size: str) -> str:
     """A size such as 64G as Kubernetes writes it: 64Gi."""
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise UsageError(f"{option} {size!r} is not a size", then="use a number and a unit, as in 64G")
+        raise UsageError(f"{option} {size!r} is not a size", hint="use a number and a unit, as in 64G")
     return f"{match[1]}{match[2]}i"
 
 
@@ -407,20 +407,20 @@ def job_of(request: Request) -> KubernetesJob:
     options, resolved, words = request.options, request.check(), list(request.train_words)
     needs_data = resolved.recipe.data.source not in NEED_NO_PATH and options["data"] is None
     if options["image"] is None:
-        raise UsageError(f"--to {options['target']} needs --image", then="see `reconv submit --help`")
+        raise UsageError(f"--to {options['target']} needs --image", hint="see `reconv submit --help`")
     if needs_data and options["data_claim"] is not None:
         words += ["--data", DATA]
     elif needs_data:
         raise UsageError(
             f"{resolved.recipe.name} needs a dataset in the pods",
-            then="add --data-claim NAME, or --data with a path or URL that the pods can read",
+            hint="add --data-claim NAME, or --data with a path or URL that the pods can read",
         )
     files = own_files(request.recipe)
     if len({file.name for file in files}) < len(files) or len({file.parent for file in files}) > 1:
         raise UsageError(
             "the recipe extends files in other folders, which the pods do not have",
             where=", ".join(map(str, files)),
-            then="put them into one folder, or extend a preset",
+            hint="put them into one folder, or extend a preset",
         )
     name = options["name"] or job_name(resolved.recipe.name)
     run = options["out"] or f"{RUNS}/{name}"

@@ -36,7 +36,7 @@ def check_data(resolved: Resolved) -> Path | None:
     text = config.path or os.environ.get("DATA_DIR")
     if text is None:
         raise DataError(
-            f"{resolved.recipe.name} needs a dataset", where="data.path", then="add --data DIR, or set DATA_DIR"
+            f"{resolved.recipe.name} needs a dataset", where="data.path", hint="add --data DIR, or set DATA_DIR"
         )
     if is_url(text):
         return None
@@ -46,7 +46,7 @@ def check_data(resolved: Resolved) -> Path | None:
             "the dataset does not exist on this machine",
             where=str(path),
             why="jobs read it at the same path on every node",
-            then="give the path of a shared folder with --data DIR",
+            hint="give the path of a shared folder with --data DIR",
         )
     return path
 
@@ -59,7 +59,7 @@ def check_run(run_dir: RunDir, resume: bool) -> str:
         raise UsageError(
             f"job {job.job_id} is already {queued.state.lower()} for this run",
             where=str(run_dir.path),
-            then=f"follow it with `reconv status {run_dir.path}`, cancel it with `scancel {job.job_id}`, "
+            hint=f"follow it with `reconv status {run_dir.path}`, cancel it with `scancel {job.job_id}`, "
             "or choose another --out",
         )
     if not run_dir.is_run():
@@ -68,13 +68,13 @@ def check_run(run_dir: RunDir, resume: bool) -> str:
         raise UsageError(
             "this run is already finished",
             where=str(run_dir.path),
-            then=f"choose another --out, or extend it: {resume_command(run_dir.path)} --epochs N",
+            hint=f"choose another --out, or extend it: {resume_command(run_dir.path)} --epochs N",
         )
     if not resume:
         raise UsageError(
             f"{run_dir.path} already contains a run",
             where=str(run_dir.recipe),
-            then="add --resume to continue it, or choose another --out",
+            hint="add --resume to continue it, or choose another --out",
         )
     return "continues the run from its newest checkpoint"
 
@@ -87,7 +87,7 @@ def check_writable(folder: Path) -> str:
             "the run directory cannot be written",
             where=str(folder),
             why="it is not a folder" if not existing.is_dir() else "no right to write",
-            then="choose another with --out DIR",
+            hint="choose another with --out DIR",
         )
     if not is_local(existing):
         return ""

@@ -54,6 +54,6 @@ class RayTarget:
 def _out(request: Request) -> str:
     if request.options["out"] is None:
         raise UsageError(
-            "--to ray needs --out", why="all nodes and all rounds use one run directory", then="name it with --out DIR"
+            "--to ray needs --out", why="all nodes and all rounds use one run directory", hint="name it with --out DIR"
         )
     return str(request.options["out"])

@@ -64,15 +64,15 @@ def task_text(request: Request) -> str:
     resolved = request.check()
     name = options["name"] or re.sub(r"[^A-Za-z0-9_.-]+", "-", resolved.recipe.name)
     if _NAME.fullmatch(name) is None:
-        raise UsageError(f"--name {name!r} is not the name of a task", then="use letters, digits, '.', '_' and '-'")
+        raise UsageError(f"--name {name!r} is not the name of a task", hint="use letters, digits, '.', '_' and '-'")
     if options["out"] is None or not is_url(options["out"]):
         raise UsageError(
             "--to skypilot needs --out with the address of an object store",
             why="the machines are new after a recovery, and have nothing of the run",
-            then="for example --out s3://bucket/runs/1",
+            hint="for example --out s3://bucket/runs/1",
         )
     if as_url(options["out"]).partition(":")[0] not in _EXTRAS:
-        raise UsageError(f"a run cannot be kept at {options['out']}", then="use s3://, gs:// or az://")
+        raise UsageError(f"a run cannot be kept at {options['out']}", hint="use s3://, gs:// or az://")
     files = _recipe_files(request)
     source = f"~/reconv-recipe/{files[0].name}" if files else request.recipe
     words = ["train", "--out", options["out"], "--resume", *request.train_words]
@@ -98,14 +98,14 @@ def _resources(request: Request) -> dict[str, Any]:
     if options["accelerators"] is None and not is_cpu:
         raise UsageError(
             "--to skypilot needs --accelerators",
-            then=f"for example --accelerators H100:{options['devices_per_node']}, or --device cpu",
+            hint=f"for example --accelerators H100:{options['devices_per_node']}, or --device cpu",
         )
     if options["accelerators"] is not None:
         kind, _, number = options["accelerators"].partition(":")
         if (number or "1") != str(options["devices_per_node"]):
             raise UsageError(
                 f"--accelerators {options['accelerators']} and --devices-per-node {options['devices_per_node']} differ",
-                then=f"--accelerators {kind}:{options['devices_per_node']}",
+                hint=f"--accelerators {kind}:{options['devices_per_node']}",
             )
     cpus, memory = options["cpus_per_device"], options["memory_per_node"]
     return {
@@ -128,7 +128,7 @@ def _recipe_files(request: Request) -> list[Path]:
         raise UsageError(
             "the recipe extends files in other folders",
             where=", ".join(map(str, files)),
-            then="put them into one folder, or extend a preset",
+            hint="put them into one folder, or extend a preset",
         )
     return files
 

@@ -62,19 +62,19 @@ class SlurmJob:
                 raise UsageError(
                     "Slurm cannot use a path with a backslash or a control character",
                     where=str(path),
-                    then="choose another folder with --out DIR",
+                    hint="choose another folder with --out DIR",
                 )
         for option in self.sbatch_options:
             if not option.startswith("-") or re.search(r"[\x00-\x1f\x7f]", option):
                 raise UsageError(
-                    f"--sbatch takes an option of sbatch, not {option!r}", then="for example --sbatch --qos=high"
+                    f"--sbatch takes an option of sbatch, not {option!r}", hint="for example --sbatch --qos=high"
                 )
         if self.time is not None and seconds_of(self.time) < 2 * self.stop_before_s:
             raise UsageError(
                 f"--time {self.time} leaves too little time to train",
                 why=f"the run is asked to save {self.stop_before_s} s before the limit, and Slurm may do so a minute "
                 "earlier",
-                then="give more --time, or a smaller --stop-before",
+                hint="give more --time, or a smaller --stop-before",
             )
 
 
@@ -84,7 +84,7 @@ def seconds_of(time: str) -> int:
     if match is None:
         raise UsageError(
             f"--time {time!r} is not a time limit",
-            then="use a form of sbatch, as in 90 (minutes), 8:00:00 or 2-00:00:00",
+            hint="use a form of sbatch, as in 90 (minutes), 8:00:00 or 2-00:00:00",
         )
     parts = [int(part) for part in match["parts"].split(":")]
     has_hours = match["days"] is not None or len(parts) == 3  # else MM or MM:SS
@@ -95,7 +95,7 @@ def seconds_of(time: str) -> int:
 
 def _match(option: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
     if pattern.fullmatch(value) is None:
-        raise UsageError(f"{option} {value!r} is not valid", then=f"use {expected}")
+        raise UsageError(f"{option} {value!r} is not valid", hint=f"use {expected}")
 
 
 def batch_script(job: SlurmJob) -> str:
@@ -241,7 +241,7 @@ class SlurmTarget:
         if not slurm_queue.has_slurm():
             raise UsageError(
                 "this machine has no Slurm: sbatch is not on the PATH",
-                then="submit from a login node of the cluster, or print the script with --dry-run",
+                hint="submit from a login node of the cluster, or print the script with --dry-run",
             )
         run, resolved, words, plan, note = _prepare(request)
         batch_script(_slurm_job(request, resolved, run, words))  # raises before a folder is made
@@ -283,11 +283,11 @@ def _prepare(request: Request) -> tuple[Path, Resolved, list[str], str, str]:
             "--out must be a folder with --to slurm",
             where=options["out"],
             why="the log and the state of the job are kept there",
-            then="give a folder that all nodes have",
+            hint="give a folder that all nodes have",
         )
     folder = Path(options["out"]).expanduser().absolute() if options["out"] is not None else None
     if folder is None and options["resume"]:
-        raise UsageError("--resume needs the run directory", then="add --out DIR")
+        raise UsageError("--resume needs the run directory", hint="add --out DIR")
     run = folder or RunDir.next(Path("runs").absolute(), resolved.recipe.name)
     plan = preflight.check_run(RunDir(run), options["resume"])
     return run, resolved, words, plan, preflight.check_writable(run)

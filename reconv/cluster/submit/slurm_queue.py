@@ -92,11 +92,11 @@ def sbatch(script: Path) -> SubmittedJob:
     except FileNotFoundError as error:
         raise UsageError(
             "this machine has no Slurm: sbatch is not on the PATH",
-            then="submit from a login node of the cluster, or print the script with --dry-run",
+            hint="submit from a login node of the cluster, or print the script with --dry-run",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ResourceError(
-            f"sbatch did not return within {_TIMEOUT_S} s", then="look at `squeue` before you submit it again"
+            f"sbatch did not return within {_TIMEOUT_S} s", hint="look at `squeue` before you submit it again"
         ) from error
     job_id = re.match(r"\d+", done.stdout.strip())  # may be followed by the name of the cluster
     if done.returncode != 0 or job_id is None:
@@ -105,7 +105,7 @@ def sbatch(script: Path) -> SubmittedJob:
             "Slurm refused the job",
             where=str(script),
             why=lines[-1],
-            then="change the options, or give more with --sbatch OPTION",
+            hint="change the options, or give more with --sbatch OPTION",
         )
     return SubmittedJob("slurm", job_id[0], round(time.time(), 3))
 

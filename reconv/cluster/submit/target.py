@@ -56,7 +56,7 @@ class Request:
         except ValueError as error:
             raise UsageError(f"--command {text!r} is not a command", why=str(error)) from error
         if not words:
-            raise UsageError("--command is empty", then="for example --command reconv")
+            raise UsageError("--command is empty", hint="for example --command reconv")
         return words
 
     def check(self) -> Resolved:

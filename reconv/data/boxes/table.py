@@ -77,13 +77,13 @@ class AnnotationProblem:
     kind: ProblemKind
     text: str
     where: str
-    then: str = ""
+    hint: str = ""
 
 
-def make_problem(kind: ProblemKind, text: str, where: str, then: str = "") -> AnnotationProblem:
+def make_problem(kind: ProblemKind, text: str, where: str, hint: str = "") -> AnnotationProblem:
     """A problem whose text, with ids and names of the file in it, is kept readable."""
     short = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
-    return AnnotationProblem(kind, short, where, then)
+    return AnnotationProblem(kind, short, where, hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,9 +201,9 @@ class BoxTableBuilder:
         self.difficult.append(difficult)
         self.counts[-1] += 1
 
-    def add_problem(self, kind: ProblemKind, text: str, where: str, then: str = "") -> None:
+    def add_problem(self, kind: ProblemKind, text: str, where: str, hint: str = "") -> None:
         """Note something wrong with the files."""
-        self.problems.append(make_problem(kind, text, where, then))
+        self.problems.append(make_problem(kind, text, where, hint))
 
     def build(self) -> BoxTable:
         """The table of everything that was added."""
@@ -309,7 +309,7 @@ def apply_box_policies(table: BoxTable, data: DataConfig, split: Split) -> tuple
             "no training image has a usable box",
             where=table.annotation_file(0) if len(table) else "",
             why=f"none of {len(table.labels):,} boxes in {len(table):,} images is usable",
-            then="run `reconv data check PATH` to see what is wrong with them",
+            hint="run `reconv data check PATH` to see what is wrong with them",
         )
     if len(used) < len(table):
         notes.append(f"{len(used):,} of {len(table):,} images have a usable box; the others are left out")
@@ -335,21 +335,21 @@ def _bad_box_error(table: BoxTable, kind: str, bad_boxes: dict[str, I64], can_be
     corners = ", ".join(f"{value:g}" for value in table.boxes_xyxy[row].tolist())
     of = "" if table.is_relative else f" of {table.sizes[owner, 1]} x {table.sizes[owner, 0]}"
     counts = ", ".join(f"{len(rows):,} {BAD_BOX_KINDS[name]}" for name, rows in bad_boxes.items() if len(rows))
-    then = "correct the annotation (`reconv data check PATH` lists all such boxes)"
+    hint = "correct the annotation (`reconv data check PATH` lists all such boxes)"
     if can_be_tolerated:
-        then += ", or leave such boxes out with --set data.bad_boxes=skip, or clip them with =clip"
+        hint += ", or leave such boxes out with --set data.bad_boxes=skip, or clip them with =clip"
     return AnnotationError(
         f"a box that {BAD_BOX_KINDS[kind]}: box {number} of {table.files[owner]}{of}, corners {corners}",
         where=table.annotation_file(owner),
         why=f"of {len(table.labels):,} boxes, {counts}",
-        then=then,
+        hint=hint,
     )
 
 
 def problem_error(problem: AnnotationProblem) -> AnnotationError:
     """The error for a problem with the files."""
-    then = problem.then or "correct the annotation (`reconv data check PATH` lists all problems)"
-    return AnnotationError(problem.text, where=problem.where, then=then)
+    hint = problem.hint or "correct the annotation (`reconv data check PATH` lists all problems)"
+    return AnnotationError(problem.text, where=problem.where, hint=hint)
 
 
 def describe_boxes(table: BoxTable, rows: Sequence[int]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def scale_boxes(item: TranscodedSample) -> TranscodedSample:
             "the image is rotated by its EXIF orientation, but its boxes are for the stored orientation",
             where=item.sample.name,
             why="re-encoding applies the rotation to the pixels",
-            then="convert without --longest, --shortest and --quality",
+            hint="convert without --longest, --shortest and --quality",
         )
     scale_x, scale_y = width / annotation.width, height / annotation.height
     scaled = replace(

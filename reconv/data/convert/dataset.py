@@ -73,7 +73,7 @@ def convert(
     has_boxes = any(isinstance(dataset, DetectionDataset) for dataset in datasets.values())
     writer = find_writer(target.kind, has_boxes)
     if target.options.raw and writer.encoding != "any":
-        raise UsageError(f"--raw is for packed data, not for {target.kind}", then="--to packed --raw")
+        raise UsageError(f"--raw is for packed data, not for {target.kind}", hint="--to packed --raw")
     infos = {split: _split_info(split, dataset, target) for split, dataset in datasets.items()}
     work = [
         (info, shard)
@@ -104,7 +104,7 @@ def find_writer(name: str, has_boxes: bool) -> DatasetWriter:
     writers = BOX_WRITERS if has_boxes else WRITERS
     if name not in writers:
         what = "images with boxes" if has_boxes else "images without boxes"
-        raise UsageError(f"{what} cannot be written as {name}", then=f"--to {' or '.join(writers)}")
+        raise UsageError(f"{what} cannot be written as {name}", hint=f"--to {' or '.join(writers)}")
     return writers[name]
 
 
@@ -119,13 +119,13 @@ def make_target(
     writer = find_writer(name, has_boxes)
     if writer.num_shards is None:
         if num_shards is not None:
-            raise UsageError(f"--shards is for tfrecord, not for {name}", then="--per-shard N")
+            raise UsageError(f"--shards is for tfrecord, not for {name}", hint="--per-shard N")
         return ConvertTarget(name, options, per_shard or PER_SHARD)
     if per_shard is not None:
         raise UsageError(
             f"--per-shard does not apply to {name}",
             why="its size is set by the number of shards",
-            then="--shards TRAIN,VAL",
+            hint="--shards TRAIN,VAL",
         )
     return ConvertTarget(name, options, PER_SHARD, num_shards or writer.num_shards)
 
@@ -241,7 +241,7 @@ def _check_apart(datasets: Mapping[Split, Dataset], root: Path | None, destinati
         f"{destination} lies inside the data to convert",
         where=str(root),
         why="it would be read as a part of that data",
-        then=f"choose a folder beside it, such as {root.parent / (root.name + '-new')}",
+        hint=f"choose a folder beside it, such as {root.parent / (root.name + '-new')}",
     )
 
 
@@ -296,7 +296,7 @@ def _manifest(plan: Facts, writer: DatasetWriter, staging: StagingDir, work: Wor
     for _, shard in work:
         record = staging.record(shard.name)
         if record is None:
-            raise DataError(f"{shard.name} is not complete", where=str(staging.path), then="run the same command again")
+            raise DataError(f"{shard.name} is not complete", where=str(staging.path), hint="run the same command again")
         for why, names in record["repaired"].items():
             repaired.setdefault(why, []).extend(names)
         if writer.is_one_file:
@@ -315,7 +315,7 @@ def _check_distinct_names(staging: StagingDir, work: Work) -> None:
                 f"{info.num_samples:,} {info.split} samples became {num_files:,} files",
                 where=str(staging.path / info.split),
                 why="samples of one class have the same file name",
-                then="convert to packed or tar instead",
+                hint="convert to packed or tar instead",
             )
 
 

@@ -43,12 +43,12 @@ def open_splits(
                 f"{folder} holds the original archives and an image folder",
                 where=str(folder),
                 why="either could be meant",
-                then=f"--from folder or --from {ARCHIVES}",
+                hint=f"--from folder or --from {ARCHIVES}",
             )
         return dict(open_imagenet_archives(folder, labels, expected)), folder
     if labels is not None:
         raise UsageError(
-            "--labels is for the ImageNet archives", why=f"there is no {TRAIN_FILE} in {folder}", then="leave it out"
+            "--labels is for the ImageNet archives", why=f"there is no {TRAIN_FILE} in {folder}", hint="leave it out"
         )
     detected = detect(path, kind)
     boxes = find_box_reader(detected) is not None
@@ -64,6 +64,6 @@ def _with_expected_counts(datasets: dict[Split, Dataset], expected: Mapping[Spli
                 f"{len(dataset):,} {split} samples instead of the expected {wanted:,}",
                 where=dataset.origin,
                 why="samples are missing, or --expect is wrong",
-                then="complete the data, or correct --expect TRAIN,VAL",
+                hint="complete the data, or correct --expect TRAIN,VAL",
             )
     return datasets

@@ -39,7 +39,7 @@ def finished_conversion(destination: Path, plan: Facts) -> Facts | None:
         return None
     else:
         why = "it holds other files, which are never overwritten"
-    raise UsageError(f"{destination} already exists", where=str(destination), why=why, then="choose a new folder")
+    raise UsageError(f"{destination} already exists", where=str(destination), why=why, hint="choose a new folder")
 
 
 class StagingDir:
@@ -65,7 +65,7 @@ class StagingDir:
                     f"{self._destination} is being converted by another process",
                     where=str(self.path),
                     why="its lock is held",
-                    then="wait for it, or choose another folder",
+                    hint="wait for it, or choose another folder",
                 ) from error
             self._check_plan()
             yield
@@ -82,7 +82,7 @@ class StagingDir:
             wait.tick(
                 f"the record of {shard}",
                 where=str(self._journal),
-                then="check that all machines see the same folder, then run the same command again",
+                hint="check that all machines see the same folder, then run the same command again",
             )
 
     @contextmanager
@@ -152,7 +152,7 @@ class StagingDir:
                 f"another conversion to {self._destination} is unfinished",
                 where=str(self.path),
                 why="its data or options differ: " + _difference(recorded or {}, self._plan),
-                then=f"repeat its command, or discard it: rm -r {self.path}",
+                hint=f"repeat its command, or discard it: rm -r {self.path}",
             )
 
     def _write_json(self, name: str, facts: Facts) -> None:
@@ -170,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return facts
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read {path.name}", where=str(path), why=str(error), then="delete that folder"
+            f"cannot read {path.name}", where=str(path), why=str(error), hint="delete that folder"
         ) from error
 
 
@@ -183,5 +183,5 @@ def _write_errors(path: Path) -> Iterator[None]:
             f"cannot write {path.name}",
             where=error.filename or str(path),
             why=error.strerror or str(error),
-            then="free some space or choose a writable folder, then run the same command again to continue",
+            hint="free some space or choose a writable folder, then run the same command again to continue",
         ) from error

@@ -39,10 +39,10 @@ class TranscodeOptions:
 
     def __post_init__(self) -> None:
         if self.longest is not None and self.shortest is not None:
-            raise UsageError("--longest and --shortest exclude each other", then="use one of them")
+            raise UsageError("--longest and --shortest exclude each other", hint="use one of them")
         if self.raw and self.quality is not None:
             raise UsageError(
-                "--raw and --quality exclude each other", why="--raw stores pixels", then="use one of them"
+                "--raw and --quality exclude each other", why="--raw stores pixels", hint="use one of them"
             )
 
     @property
@@ -155,4 +155,4 @@ def _read_header(data: bytes, name: str) -> tuple[str, str, tuple[int, int]]:
         why = unidentified(data, name).why
     except Exception as error:  # a decoder may raise anything for damaged bytes
         why = str(error)
-    raise DataError("not an image that can be converted", where=name, why=why, then="replace or remove the file")
+    raise DataError("not an image that can be converted", where=name, why=why, hint="replace or remove the file")

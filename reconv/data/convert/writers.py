@@ -87,7 +87,7 @@ def split_into_shards(writer: DatasetWriter, info: SplitInfo, num_shards: int | 
         raise UsageError(
             f"{num_shards:,} shards for {info.num_samples:,} {info.split} samples",
             why="some shards would be empty",
-            then="ask for fewer: --shards TRAIN,VAL",
+            hint="ask for fewer: --shards TRAIN,VAL",
         )
     else:
         starts = [number * info.num_samples // num_shards for number in range(num_shards)]
@@ -167,7 +167,7 @@ def _safe_class(name: str) -> str:
         raise DataError(
             f"class {name!r} cannot be a folder",
             why="its name starts with a dot or contains a slash",
-            then="convert to packed, tar or tfrecord instead",
+            hint="convert to packed, tar or tfrecord instead",
         )
     return name
 

@@ -62,7 +62,7 @@ def choose_decoder(
             "the compiled JPEG decoder is not available",
             where=f"augment.decoder: {setting}",
             why=why if resumed is None else f"this run began with it, and {why}",
-            then="compile it: pip install . with a C compiler on the machine (make native in a checkout)"
+            hint="compile it: pip install . with a C compiler on the machine (make native in a checkout)"
             + (", or leave augment.decoder out" if resumed is None else ""),
         )
     return chosen

@@ -53,7 +53,7 @@ def formats_of(data: bytes, name: str = "") -> tuple[str, ...]:
     if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
         return FORMATS
     if not reads_heic():
-        raise DataError("image does not decode", where=name, why=NEEDS_HEIF, then=INSTALL_HEIF)
+        raise DataError("image does not decode", where=name, why=NEEDS_HEIF, hint=INSTALL_HEIF)
     _register_heif()
     return ("HEIF",)
 
@@ -87,7 +87,7 @@ def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = 
         raise unidentified(data, name) from error
     except Exception as error:  # damaged bytes may raise anything in a decoder
         why = f"the file is truncated or damaged: {error}"
-        raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+        raise DataError("image does not decode", where=name, why=why, hint=_REPLACE) from error
     record_stage("decode", began_s)
     return image
 
@@ -95,12 +95,12 @@ def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = 
 def unidentified(data: bytes, name: str) -> DataError:
     """The error for a file that no decoder recognizes."""
     if not data:
-        return DataError("image file is empty", where=name, why="nothing was written to it", then=_REPLACE)
+        return DataError("image file is empty", where=name, why="nothing was written to it", hint=_REPLACE)
     if (kind := describe_tiff(data)) is not None:
         why = f"it has {kind}; supported are 8 and 16 bits, palettes and CMYK, and 32-bit float in gray"
-        return DataError("this kind of TIFF is not supported", where=name, why=why, then=_SAVE_AS)
+        return DataError("this kind of TIFF is not supported", where=name, why=why, hint=_SAVE_AS)
     why = f"it is none of {', '.join(FORMATS)}, or its first bytes are damaged"
-    return DataError("image does not decode", where=name, why=why, then=_REPLACE)
+    return DataError("image does not decode", where=name, why=why, hint=_REPLACE)
 
 
 def to_image(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
@@ -139,14 +139,14 @@ def _integers_to_8_bit(values: npt.NDArray[np.int32], name: str) -> U8:
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
         why = f"its integers are {low} to {high}; only 0 to 255 and 0 to 65535 have a known meaning"
-        raise DataError("these pixel values are not supported", where=name, why=why, then=_SAVE_AS)
+        raise DataError("these pixel values are not supported", where=name, why=why, hint=_SAVE_AS)
     return (values if high < 256 else values >> 8).astype(np.uint8)
 
 
 def _floats_to_8_bit(values: npt.NDArray[np.float32], name: str) -> U8:
     if not np.isfinite(values).all():
         why = "some values are not finite"
-        raise DataError("these pixel values are not supported", where=name, why=why, then=_SAVE_AS)
+        raise DataError("these pixel values are not supported", where=name, why=why, hint=_SAVE_AS)
     scale = 255 if 0 < values.max() <= 1 else 1
     return np.clip(values * scale, 0, 255).astype(np.uint8)
 
@@ -167,4 +167,4 @@ def describe_tiff(data: bytes) -> str | None:
 
 
 def _too_large(name: str, why: str) -> DataError:
-    return DataError("image is too large to decode safely", where=name, why=why, then="shrink the file or remove it")
+    return DataError("image is too large to decode safely", where=name, why=why, hint="shrink the file or remove it")

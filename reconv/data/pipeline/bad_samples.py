@@ -88,8 +88,8 @@ class BadSamples:
 
     def explain(self, error: DataError) -> DataError:
         """The error of a bad sample that is not tolerated, with what to type to tolerate it."""
-        if not isinstance(error, LabelError) and self._hint not in error.then:
-            error.then = f"{error.then}; {self._hint}" if error.then else self._hint
+        if not isinstance(error, LabelError) and self._hint not in error.hint:
+            error.hint = f"{error.hint}; {self._hint}" if error.hint else self._hint
         return error
 
     def sync(self) -> None:
@@ -116,7 +116,7 @@ class BadSamples:
                 f"{len(self._found):,} images cannot be read, and data.bad_images tolerates {self._limit:,}",
                 where=", ".join(shown.path for shown in last),
                 why=f"the last of them: {sample.why}",
-                then="reconv data check PATH lists them all; repair or remove them, "
+                hint="reconv data check PATH lists them all; repair or remove them, "
                 f"or --set 'data.bad_images=skip up to {10 * self._limit}'",
             )
 

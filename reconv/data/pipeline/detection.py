@@ -171,7 +171,7 @@ def require_annotation(sample: Sample) -> Annotation:
             "an image without boxes",
             where=sample.name,
             why="the data is for classification, and the recipe's task is detection",
-            then="reconv recipes lists recipes for classification",
+            hint="reconv recipes lists recipes for classification",
         )
     return sample.annotation
 
@@ -194,7 +194,7 @@ def decode_with_size(data: bytes | U8, size: Size, channels: int, name: str) -> 
             f"the image is {image.width} x {image.height}, its annotation is for {size[0]} x {size[1]}",
             where=name,
             why="the image was resized or replaced after its boxes were drawn",
-            then="put the annotated image back, or scale its boxes and the size in its annotation",
+            hint="put the annotated image back, or scale its boxes and the size in its annotation",
         )
     return image
 

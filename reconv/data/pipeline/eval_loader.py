@@ -102,7 +102,7 @@ class EvalLoader:
                 "no validation image can be read",
                 where=self._dataset.origin,
                 why=f"all {len(self._dataset):,} are bad; a metric over no images would look like a bad network",
-                then="reconv data check PATH says what is wrong with each",
+                hint="reconv data check PATH says what is wrong with each",
             )
 
     def _fits_in_memory(self) -> bool:

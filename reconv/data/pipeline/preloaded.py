@@ -76,7 +76,7 @@ class PreloadedImages:
                 where="data.preload",
                 why="only datasets held in memory can (digits, CIFAR), with augment.crop none or pad, and without "
                 "color jitter or a policy on the host",
-                then="--set data.preload=off",
+                hint="--set data.preload=off",
             )
         self._size = preprocess.size
         # In channels-last order a crop gathers whole pixels, and has the layout that convolutions prefer.

@@ -239,6 +239,6 @@ def read_sample(dataset: Dataset, index: int) -> Sample:
             f"label {sample.target} out of range",
             where=sample.name,
             why=f"there are {num_classes} classes, 0 to {num_classes - 1}",
-            then="correct the label or remove the sample",
+            hint="correct the label or remove the sample",
         )
     return sample

@@ -187,7 +187,7 @@ class StreamedLoader:
                 raise DataError(
                     "no training image can be read",
                     where=self._dataset.origin,
-                    then="reconv data check PATH says what is wrong with each",
+                    hint="reconv data check PATH says what is wrong with each",
                 )
         self._bad_samples.sync()
 

@@ -32,7 +32,7 @@ class ArrayDataset:
                 f"label {targets[bad[0]]} of sample {bad[0]} is out of range ({len(bad)} such labels)",
                 where=origin,
                 why=f"there are {len(class_names)} classes, 0 to {len(class_names) - 1}; the files may be damaged",
-                then="download or copy the data again",
+                hint="download or copy the data again",
             )
         self.kind = kind
         self.images = images

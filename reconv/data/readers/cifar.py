@@ -168,4 +168,4 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _damaged(layout: CifarLayout, where: Path, what: str, why: str) -> DataError:
-    return DataError(what, where=str(where), why=why, then=f"download it again: reconv data get {layout.kind}")
+    return DataError(what, where=str(where), why=why, hint=f"download it again: reconv data get {layout.kind}")

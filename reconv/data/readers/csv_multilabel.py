@@ -128,5 +128,5 @@ def wrong_data(kind: str, where: Path | None) -> DataError:
         f"{kind} data has one class per image, but the recipe's task is multilabel",
         where="" if where is None else str(where),
         why="several labels per image are read from a CSV file",
-        then="write a CSV file (file,label, as in a.jpg,cat;dog), or train with --set task=classification",
+        hint="write a CSV file (file,label, as in a.jpg,cat;dog), or train with --set task=classification",
     )

@@ -171,7 +171,7 @@ def _only_table(root: Path) -> Path:
             f"{len(names) or 'no'} CSV files with the columns file and label in {root}",
             where=str(root),
             why=", ".join(names) or "the first line must be file,label or file,label,split",
-            then="keep one, with a column split (train or val)"
+            hint="keep one, with a column split (train or val)"
             if names
             else "write one, or give its folder: --data DIR",
         )
@@ -185,7 +185,7 @@ def _check_header(path: Path, cells: Sequence[str], by_class: bool) -> None:
             "this table has a column per class, so that an image may have several",
             where=str(path),
             why="there is no column label, and the recipe's task is classification",
-            then="train with --set task=multilabel; or replace the columns by one, label",
+            hint="train with --set task=multilabel; or replace the columns by one, label",
         )
     counts = Counter(cells)
     repeated = sorted(cell for cell in (COLUMNS if "label" in cells else counts) if counts[cell] > 1)
@@ -210,8 +210,8 @@ def _rows(path: Path, text: str, by_class: bool) -> Iterator[Row]:
                 raise row_error(path, reader.line_num, f"not a file name: {row['file']!r:.80}")
             if by_class and not row["label"]:
                 why = "only with task: multilabel may an image have no label"
-                then = "correct or remove the line; if images have several labels, use a recipe with task: multilabel"
-                raise row_error(path, reader.line_num, "row has no label", why, then)
+                hint = "correct or remove the line; if images have several labels, use a recipe with task: multilabel"
+                raise row_error(path, reader.line_num, "row has no label", why, hint)
             yield reader.line_num, row, _split(path, reader.line_num, row)
     except csv.Error as error:
         raise row_error(path, reader.line_num, f"not valid CSV: {error}") from error
@@ -328,5 +328,5 @@ def _names_in(folder: str) -> frozenset[str]:
         raise unreadable(folder, error) from error
 
 
-def row_error(path: Path, line: int, what: str, why: str = "", then: str = "correct or remove the line") -> DataError:
-    return DataError(what, where=f"{path}, line {line}", why=why or "the table is damaged", then=then)
+def row_error(path: Path, line: int, what: str, why: str = "", hint: str = "correct or remove the line") -> DataError:
+    return DataError(what, where=f"{path}, line {line}", why=why or "the table is damaged", hint=hint)

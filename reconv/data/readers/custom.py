@@ -49,7 +49,7 @@ def open_custom(source: str, path: Path | None, split: Split, options: Mapping[s
         raise UsageError(f"{source} is not a function or a class", why=f"it is {make!r}", where="data.source")
     arguments = {"split": split, **({"path": path} if accepts(make, "path") else {}), **options}
     if path is not None and "path" not in arguments and str(path) != os.environ.get("DATA_DIR"):
-        raise UsageError(f"{source} takes no `path` and would ignore {path}", then="leave --data and data.path out")
+        raise UsageError(f"{source} takes no `path` and would ignore {path}", hint="leave --data and data.path out")
     check_arguments(make, arguments, source)
     with code_errors(source):
         dataset = make(**arguments)
@@ -65,7 +65,7 @@ class CustomDataset:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"{source} returned a {type(dataset).__name__}, which is not a map-style dataset",
-                then="give it __len__ and __getitem__",
+                hint="give it __len__ and __getitem__",
             )
         self._dataset = dataset
         self._name = f"{source}({split})"
@@ -127,7 +127,7 @@ def _class_names(dataset: Any, name: str) -> tuple[str, ...]:
     raise UsageError(
         f"{name} does not say what its classes are",
         why=f"{type(dataset).__name__} has neither `classes` nor `class_names`",
-        then="give it a list of class names, as in self.classes = ['cat', 'dog']",
+        hint="give it a list of class names, as in self.classes = ['cat', 'dog']",
     )
 
 
@@ -151,7 +151,7 @@ def _pixels(image: Any, name: str) -> bytes | U8:
     raise UsageError(
         f"the image of {name} is {given}",
         why="images are PIL images, uint8 arrays [height, width, 1 or 3], uint8 tensors [1 or 3, h, w] or bytes",
-        then="return the image as it is: data.preprocess resizes and normalizes it",
+        hint="return the image as it is: data.preprocess resizes and normalizes it",
     )
 
 

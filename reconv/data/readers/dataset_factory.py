@@ -144,7 +144,7 @@ def _open_multilabel(kind: str, path: Path | None, split: Split, data: DataConfi
 
 def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool) -> Dataset:
     if split == "test" and kind in NEED_NO_PATH:
-        raise DataError(f"{kind} has no test split", where="--split test", then="--split val")
+        raise DataError(f"{kind} has no test split", where="--split test", hint="--split val")
     if kind == "digits":
         return open_digits(split)
     if names_code(kind):
@@ -159,7 +159,7 @@ def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: b
         raise DataError(
             "no data folder given" + ("" if kind == "auto" else f" for {kind}"),
             why="none of --data, data.path and $DATA_DIR is set",
-            then=f"--data DIR; to download data: reconv data get {suggestion} DIR",
+            hint=f"--data DIR; to download data: reconv data get {suggestion} DIR",
         )
     detected = detect(path, kind)
     if boxes and detected.kind in _BOX_OPENERS:
@@ -179,7 +179,7 @@ def _wrong_task(detected: DetectedDataset, boxes: bool) -> DataError:
         f"{detected.kind} data has {content}, but the recipe's task is {task}",
         where=str(detected.path),
         why=detected.why,
-        then=f"reconv train {'finetune' if boxes else 'finetune-detection'} --data {detected.path}",
+        hint=f"reconv train {'finetune' if boxes else 'finetune-detection'} --data {detected.path}",
     )
 
 

@@ -57,7 +57,7 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
             f"more than one kind of data under {path}: {', '.join(kinds)}",
             where=str(path),
             why="; ".join(f"{found.kind}: {found.why}" for found in candidates),
-            then=f"choose one: --data {candidates[0].path} or --set data.source={candidates[0].kind}",
+            hint=f"choose one: --data {candidates[0].path} or --set data.source={candidates[0].kind}",
         )
     others = [found for found in candidates if found.layout is None]
     if len(others) > 1:
@@ -65,7 +65,7 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
             f"more than one {'image folder' if kinds == ['folder'] else f'{kinds[0]} dataset'} under {path}",
             where=str(path),
             why=", ".join(str(found.path) for found in others),
-            then=f"choose one: --data {others[0].path}",
+            hint=f"choose one: --data {others[0].path}",
         )
     return candidates[0]
 
@@ -185,14 +185,14 @@ def _check_folder(path: Path) -> None:
     if not path.exists():
         close = _nearest_folder(path)
         hint = f"did you mean {close}?" if close is not None else f"{_GET} {path}"
-        raise DataError(f"no data at {path}", where=str(path), why="there is no such folder", then=hint)
+        raise DataError(f"no data at {path}", where=str(path), why="there is no such folder", hint=hint)
     if not path.is_dir():
         is_archive = path.name.endswith((".gz", ".tgz", ".tar", ".zip"))
         raise DataError(
             f"{path} is a file, not a folder",
             where=str(path),
             why="it looks like an archive that was not unpacked" if is_archive else "--data takes a folder",
-            then=f"unpack it: tar -xf {path}, then --data FOLDER" if is_archive else f"--data {path.parent}",
+            hint=f"unpack it: tar -xf {path}, then --data FOLDER" if is_archive else f"--data {path.parent}",
         )
     try:
         with os.scandir(path) as entries:
@@ -200,7 +200,7 @@ def _check_folder(path: Path) -> None:
     except OSError as error:
         raise unreadable(path, error) from error
     if is_empty:
-        raise DataError(f"{path} is empty", where=str(path), why="the folder has no files", then=f"{_GET} {path}")
+        raise DataError(f"{path} is empty", where=str(path), why="the folder has no files", hint=f"{_GET} {path}")
 
 
 def _nearest_folder(path: Path) -> str | None:
@@ -229,22 +229,22 @@ def _not_detected(path: Path, wanted: str) -> DataError:
         f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, shards, CSV files, {names}"
     )
     what = f"no data recognized in {path}" if wanted == "auto" else f"no {wanted} in {path}"
-    then = (
+    hint = (
         f"reconv data get {wanted} {path}"
         if wanted.startswith("cifar")
         else "--data DIR with train/ and val/ in it; docs/how-to/data.md lists all formats"
     )
     if wanted in ("auto", "folder") and not others and (image := _find_image(path)) is not None:
         why = f"it has images ({image}), but neither folders for the classes nor a file with classes or boxes"
-        then = (
+        hint = (
             "sort them into a folder per class, or list them in a CSV file with the columns file and label; "
             "docs/how-to/data.md lists all formats"
         )
     elif wanted in ("auto", "folder") and not others and (image := _find_image(path, is_unread_heic)) is not None:
-        why, then = f"its images are HEIC ({image}): {NEEDS_HEIF}", INSTALL_HEIF
+        why, hint = f"its images are HEIC ({image}): {NEEDS_HEIF}", INSTALL_HEIF
     if has_imagenet_archives(path):
-        why, then = (
+        why, hint = (
             "it holds the original ImageNet archives",
             f"reconv data convert {path} DIR --to packed, then --data DIR",
         )
-    return DataError(what, where=str(path), why=why, then=then)
+    return DataError(what, where=str(path), why=why, hint=hint)

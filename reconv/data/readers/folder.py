@@ -108,7 +108,7 @@ def locate_split(root: Path, split: Split) -> SplitPlace:
         f"no {names} under {root}",
         where=str(root),
         why="image folders are train/<class>/... and val/<class>/... (or validation/, valid/), or <class>/... alone",
-        then="give the folder that holds them: --data DIR",
+        hint="give the folder that holds them: --data DIR",
     )
 
 
@@ -248,7 +248,7 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
             f"no class folders in {folder}",
             where=str(folder),
             why="each class is a folder of images, such as train/cat/1.jpg",
-            then="sort the images into one folder per class",
+            hint="sort the images into one folder per class",
         )
     _check_names(folder, names)
     return names
@@ -277,7 +277,7 @@ def _check_names(folder: Path, names: tuple[str, ...]) -> None:
             f"names of class folders are not UTF-8: {first_names(shown)}",
             where=str(folder),
             why="class names are saved with the model as UTF-8 text",
-            then="rename them",
+            hint="rename them",
         )
 
 
@@ -287,7 +287,7 @@ def _check_broken(folder: Path, broken: list[str]) -> None:
             f"{len(broken)} entries in {folder} are neither images nor folders: {first_names(sorted(broken))}",
             where=str(folder),
             why="they are broken links, links to folders, or special files; a file system may not be mounted",
-            then="mount or copy what they point to, or remove them",
+            hint="mount or copy what they point to, or remove them",
         )
 
 
@@ -298,7 +298,7 @@ def _check_known_classes(folder: Path, present: tuple[str, ...], known: tuple[st
             f"classes that training does not have: {first_names(unknown)}",
             where=str(folder),
             why="validation may only have classes of training",
-            then="remove or rename these folders, or add them to train/",
+            hint="remove or rename these folders, or add them to train/",
         )
 
 
@@ -335,13 +335,13 @@ def _image_files(folder: Path, class_name: str, broken: list[str], left_out: lis
             f"class folder {class_name} has no images that can be read here",
             where=top,
             why=f"it has {len(own_heic):,} HEIC images: {NEEDS_HEIF}",
-            then=INSTALL_HEIF,
+            hint=INSTALL_HEIF,
         )
     if not files and len(broken) == num_broken:
         raise DataError(
             f"class folder {class_name} has no images",
             where=top,
             why=f"no file in it has one of the extensions {', '.join(EXTENSIONS)}",
-            then="add its images or remove the folder",
+            hint="add its images or remove the folder",
         )
     return sorted(files)

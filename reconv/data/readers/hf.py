@@ -79,7 +79,7 @@ def _package() -> Any:
         raise UsageError(
             "cannot read Hugging Face datasets",
             why="the package datasets is not installed",
-            then="pip install 'reconv[hf]'",
+            hint="pip install 'reconv[hf]'",
         )
     return importlib.import_module("datasets")
 
@@ -119,5 +119,5 @@ def _check_same_classes(root: Path, split: Split, names: tuple[str, ...], label:
 
 
 def _dataset_error(where: object, what: str, why: str) -> DataError:
-    then = "save it again with datasets.DatasetDict.save_to_disk"
-    return DataError(what, where=str(where), why=why, then=then)
+    hint = "save it again with datasets.DatasetDict.save_to_disk"
+    return DataError(what, where=str(where), why=why, hint=hint)

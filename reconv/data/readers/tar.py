@@ -53,7 +53,7 @@ def open_tar(root: Path, split: Split, why: str = "") -> ShardDataset:
             f"{CLASS_LIST} is empty or repeats a class",
             where=str(path),
             why="it must have one name per line, the first for label 0",
-            then="correct or remove it",
+            hint="correct or remove it",
         )
     return ShardDataset(TAR, root, split, why, names)
 
@@ -143,8 +143,8 @@ def _sample_of(path: str, pair: _Pair) -> tuple[int, int, int] | None:
 
 
 def _tar_error(path: str, at: int, what: str, why: str) -> DataError:
-    then = "copy, download or convert this file again"
-    return DataError(what, where=f"{path}, byte {at}", why=why, then=then)
+    hint = "copy, download or convert this file again"
+    return DataError(what, where=f"{path}, byte {at}", why=why, hint=hint)
 
 
 TAR = ShardFormat("tar", "tar shards", _IN_FOLDER, _FLAT, 0, _scan_shard, read)

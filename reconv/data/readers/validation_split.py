@@ -65,14 +65,14 @@ class ValidationSplit:
         num_val = int(held_out.sum())
         if split == "test":
             raise DataError(
-                "there is no test split", where=where, why="the data has one set of images", then="--split val"
+                "there is no test split", where=where, why="the data has one set of images", hint="--split val"
             )
         if num_val in (0, len(held_out)) and self.fraction < 1:
             raise DataError(
                 "no image can be held out for validation",
                 where=where,
                 why="there is no validation split, and no class has two images",
-                then="add images, or make train/CLASS/ and val/CLASS/",
+                hint="add images, or make train/CLASS/ and val/CLASS/",
             )
         return held_out == (split == "val"), self._describe(len(held_out) - num_val, num_val, targets is not None)
 

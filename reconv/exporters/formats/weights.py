@@ -37,13 +37,13 @@ def adapt_safetensors(
         raise UsageError(
             "the weights of a detector alone are of no use elsewhere: neither timm nor torchvision has its network",
             why=f"{predictor.path} already holds them as safetensors",
-            then="export the whole network: --to onnx, or --to torch-export",
+            hint="export the whole network: --to onnx, or --to torch-export",
         )
     if names_code(predictor.recipe.model.name):
         raise UsageError(
             f"{predictor.recipe.model.name} is code of yours, which a weights file does not contain",
             why=f"{predictor.path} already holds the weights as safetensors",
-            then="export the whole network: --to onnx, or --to torch-export",
+            hint="export the whole network: --to onnx, or --to torch-export",
         )
     header = to_header(
         WeightsMetadata(
@@ -85,7 +85,7 @@ def adapt_torchvision(
         raise UsageError(
             f"torchvision has no network like {name}" + (f" with {options}" if options else ""),
             why="a weights file is of use only with the network that it belongs to",
-            then="export the whole network: --to onnx, or --to torch-export",
+            hint="export the whole network: --to onnx, or --to torch-export",
         )
     import_package("torchvision")  # raises what to install, where its build does not fit torch
     return target, replace(metadata, extra={"network_of": network.to_dict(), "names": None})

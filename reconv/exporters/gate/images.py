@@ -61,7 +61,7 @@ def collect_images(
             f"the exported model cannot be checked: {error.what}",
             where=error.where,
             why=error.why,
-            then=f"{error.then + ', or ' if error.then else ''}check it with other images: --images DIR",
+            hint=f"{error.hint + ', or ' if error.hint else ''}check it with other images: --images DIR",
         ) from error
     dataset = limit_samples(whole, samples)
     origin = f"{len(dataset):,} of {len(whole):,} images: {whole.origin}"

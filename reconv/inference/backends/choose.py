@@ -73,7 +73,7 @@ def choose_backend(
     if backend != "auto" and kind not in _DEVICES.get(backend, (kind,)):
         fastest = _FASTEST.get(kind, "eager")
         raise UsageError(
-            f"the backend {backend} does not run on {kind}", then=f"--backend {fastest}, or omit --backend"
+            f"the backend {backend} does not run on {kind}", hint=f"--backend {fastest}, or omit --backend"
         )
     chosen = choose_precision(loaded.recipe, loaded.device, precision)
     if chosen == "int8":
@@ -98,9 +98,9 @@ def choose_backend(
 
 def _build_int8(loaded: LoadedNetwork, backend: BackendName, log: Callable[[str], None]) -> InferenceBackend:
     if backend not in ("auto", "onnxruntime"):
-        raise UsageError(f"the backend {backend} does not compute in int8", then="--backend onnxruntime, or omit it")
+        raise UsageError(f"the backend {backend} does not compute in int8", hint="--backend onnxruntime, or omit it")
     if loaded.calibration is None:
-        raise UsageError("int8 needs calibration images", then="load the model by Predictor.load")
+        raise UsageError("int8 needs calibration images", hint="load the model by Predictor.load")
     from reconv.inference.backends.int8 import Int8Builder  # imports what export does
 
     model, source = loaded.network.model, loaded.calibration
@@ -177,7 +177,7 @@ def _checked(loaded: LoadedNetwork, name: BackendName, precision: str) -> Infere
         raise UsageError(
             f"the backend {name} is not equal to eager",
             why=f"its outputs differ by {backend.difference:.2g} of the largest, more than {limit:.2g} in {precision}",
-            then="--backend eager",
+            hint="--backend eager",
         )
     return backend
 
@@ -196,7 +196,7 @@ def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> Inferenc
         return FusedBackend(loaded.recipe, loaded.fold(precision), capture, loaded.device.torch, precision)
     if precision != "fp32":
         raise UsageError(
-            f"the backend onnxruntime computes in fp32, not in {precision}", then="--precision fp32, or omit --backend"
+            f"the backend onnxruntime computes in fp32, not in {precision}", hint="--precision fp32, or omit --backend"
         )
     from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend
 

@@ -97,7 +97,7 @@ class Int8Builder:
             raise UsageError(
                 "multi-label models do not run in int8",
                 why="there is no accuracy to judge it by",
-                then="omit --precision",
+                hint="omit --precision",
             )
 
     def _quantize(self, path: Path) -> str:
@@ -118,7 +118,7 @@ class Int8Builder:
                 "the int8 network is not as good as in fp32",
                 where="--precision int8",
                 why=f"{text}; {failure}",
-                then="calibrate with images like those it will see (--calibration DIR), or omit --precision",
+                hint="calibrate with images like those it will see (--calibration DIR), or omit --precision",
             )
         return text
 
@@ -183,7 +183,7 @@ def check_amx() -> None:
             "onnxruntime cannot compute in int8 on this machine",
             where="--precision int8",
             why="the CPU reports AMX, and using it ends the process",
-            then="omit --precision",
+            hint="omit --precision",
         )
 
 

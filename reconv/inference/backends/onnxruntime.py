@@ -55,7 +55,7 @@ def check_packages(option: str) -> None:
         raise UsageError(
             f"{option} needs {', '.join(missing)}",
             why="not installed",
-            then=f"pip install 'reconv[onnx]', or omit {option}",
+            hint=f"pip install 'reconv[onnx]', or omit {option}",
         )
 
 

@@ -37,7 +37,7 @@ def choose_precision(recipe: Recipe, device: Device, precision: Precision) -> st
             f"this CPU has no {precision} instructions",
             where="--precision",
             why="it would compute in fp32, slower",
-            then="omit --precision",
+            hint="omit --precision",
         )
     return precision
 
@@ -45,14 +45,14 @@ def choose_precision(recipe: Recipe, device: Device, precision: Precision) -> st
 def _check_int8(device: Device) -> None:
     if device.kind != "cpu":
         raise UsageError(
-            f"int8 is for CPUs, not for {device.kind}", where="--precision", then="--device cpu, or omit --precision"
+            f"int8 is for CPUs, not for {device.kind}", where="--precision", hint="--device cpu, or omit --precision"
         )
     if not has_int8():
         raise UsageError(
             "this CPU has no int8 instructions",
             where="--precision",
             why="neither VNNI nor, on Arm, dot products",
-            then="omit --precision",
+            hint="omit --precision",
         )
 
 

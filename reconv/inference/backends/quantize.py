@@ -32,7 +32,7 @@ def check_int8_packages(*names: str, extra: str) -> None:
     """Raise `UsageError` if a package that quantizes is missing."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"int8 needs {', '.join(missing)}", why="not installed", then=f"pip install 'reconv[{extra}]'")
+        raise UsageError(f"int8 needs {', '.join(missing)}", why="not installed", hint=f"pip install 'reconv[{extra}]'")
 
 
 def quantize_onnx(fp32_path: Path, int8_path: Path, calibration_batches: Iterable[U8]) -> None:

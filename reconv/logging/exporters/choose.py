@@ -34,7 +34,7 @@ def require_packages(names: Sequence[str]) -> None:
     if missing:
         raise UsageError(
             f"loggers: {', '.join(missing)} is not installed",
-            then=f"pip install 'reconv[{','.join(missing)}]', or remove it from loggers",
+            hint=f"pip install 'reconv[{','.join(missing)}]', or remove it from loggers",
         )
 
 

@@ -62,7 +62,7 @@ def program_named(name: str) -> Program:
             return program
     near = nearest(name, [program.name for program in PROGRAMS])
     known = ", ".join(program.name for program in PROGRAMS)
-    raise UsageError(f"there is no program {name!r}", then=f"did you mean {near}?" if near else f"they are: {known}")
+    raise UsageError(f"there is no program {name!r}", hint=f"did you mean {near}?" if near else f"they are: {known}")
 
 
 def related_program(name: str, script: str, words: Sequence[str]) -> Program:
@@ -87,7 +87,7 @@ def find_program(script: str, words: Sequence[str], launchers: Sequence[str] = (
         near = nearest(name, known)
         raise UnknownProgramError(
             f"{shorten(name)!r} is not a program that can be migrated",
-            then=f"did you mean {near}?" if near else f"the programs are: {', '.join(known)}; see --program",
+            hint=f"did you mean {near}?" if near else f"the programs are: {', '.join(known)}; see --program",
         )
     at_path = [program for program in named if program.is_at(script)]
     candidates = at_path or named
@@ -117,7 +117,7 @@ def _by_flags(
     raise UsageError(
         f"several programs are called {name} and have these flags",
         why="; ".join(f"{program.name}: {program.title}" for program in accepting),
-        then="choose one: reconv migrate --program NAME",
+        hint="choose one: reconv migrate --program NAME",
     )
 
 
@@ -131,7 +131,7 @@ def _refused(candidates: Sequence[Program], words: Sequence[str]) -> UsageError:
     return UsageError(
         f"no program called {best.script} takes these arguments",
         why=" ".join(words),
-        then="name the program: reconv migrate --program NAME",
+        hint="name the program: reconv migrate --program NAME",
     )
 
 
@@ -142,7 +142,7 @@ def find_by_flags(words: Sequence[str]) -> Program:
         raise UsageError(
             "no known program has these flags",
             why=" ".join(words),
-            then="name the program: reconv migrate --program NAME",
+            hint="name the program: reconv migrate --program NAME",
         )
     certain = [program for program in accepting if program.accepts(words) and program.is_certain(words)]
     for narrowed in (accepting, certain):
@@ -152,5 +152,5 @@ def find_by_flags(words: Sequence[str]) -> Program:
     raise UsageError(
         "several programs have these flags",
         why=", ".join(names),
-        then=f"choose one, as in reconv migrate --program {names[0]}",
+        hint=f"choose one, as in reconv migrate --program {names[0]}",
     )

@@ -87,7 +87,7 @@ def refuse_positional(t: Translation, words: Sequence[str]) -> None:
         raise UsageError(
             f"{t.program} takes no argument {word!r}",
             why="it stands alone, without a flag",
-            then="check the quotes of the command",
+            hint="check the quotes of the command",
         )
 
 
@@ -163,5 +163,5 @@ def own_model(name: str, own: Sequence[str], package: str) -> str:
     if package == "torchvision" and name not in TORCHVISION_CLASSIFIERS and unfilled(name) is None:
         near = nearest(name, TORCHVISION_CLASSIFIERS)
         if near is not None:
-            raise UsageError(f"torchvision has no network {name!r}", then=f"did you mean {near}?")
+            raise UsageError(f"torchvision has no network {name!r}", hint=f"did you mean {near}?")
     return f"{package}:{name}"

@@ -114,7 +114,7 @@ def translate_torchvision(t: Translation, positional: Sequence[str]) -> None:
         raise UsageError(
             f"{t['model']} cannot be trained here",
             why="the only detector is SSD300 with a ResNet-34 backbone",
-            then="reconv train ssd-resnet34 --data DIR, or finetune-detection for boxes of your own",
+            hint="reconv train ssd-resnet34 --data DIR, or finetune-detection for boxes of your own",
         )
     t.apply_table()
     _detector(t, "model", "all")

@@ -220,7 +220,7 @@ def configured(flags: tuple[Flag, ...], parsed: ParsedWords) -> list[Typed]:
         if near is not None:
             raise UsageError(
                 f"configs.yml has no configuration {name!r}",
-                then=f"did you mean {near}? A file of your own: --config-path FILE",
+                hint=f"did you mean {near}? A file of your own: --config-path FILE",
             )
         return []
     values = dict(known[name] or {})

@@ -72,7 +72,7 @@ def _resnet_name(t: Translation, size: str, is_cifar: bool) -> str:
         if name not in MODEL_NAMES or size == "56":  # theirs resolves 56 to the bottleneck form
             name = f"resnet{size}_bottleneck_cifar"
     if name not in MODEL_NAMES:
-        raise UsageError(f"there is no {family} of size {size} for this data", then="see `reconv recipes --all`")
+        raise UsageError(f"there is no {family} of size {size} for this data", hint="see `reconv recipes --all`")
     if t["widenet"]:
         t.explain("widenet", "renamed", f"model.name={name}")
     return name
@@ -82,7 +82,7 @@ def _efficientnet(t: Translation, is_cifar: bool) -> None:
     size = t["model_size"] or "B0"
     size = f"B{size}" if size.isdigit() else size
     if size not in _EFFICIENTNETS and size != "CIFAR":
-        raise UsageError(f"there is no EfficientNet of size {size}", then="it is one of B0 to B7, or cifar")
+        raise UsageError(f"there is no EfficientNet of size {size}", hint="it is one of B0 to B7, or cifar")
     dropout, pixels = _EFFICIENTNETS.get(size, (0.0, 32))
     t.set("model.name", f"efficientnet_{size.lower()}", "model_size", "model")
     t.set("model.options.conv_init", "tf_fan_out")

@@ -118,7 +118,7 @@ def _rate(t: Translation, is_cifar: bool) -> None:
     if exponent is None:
         raise UsageError(
             f"{t['optimiser']} has no default learning rate in train.py",
-            then="give --base-learning-rate-exponent or --abs-learning-rate",
+            hint="give --base-learning-rate-exponent or --abs-learning-rate",
         )
     t.set("schedule.lr", 2.0**exponent, "base_learning_rate_exponent")
     t.set("schedule.base_batch_size", 1, "base_learning_rate_exponent")
@@ -138,6 +138,6 @@ def _stepped(t: Translation, is_cifar: bool) -> None:
         raise UsageError(
             "--learning-rate-decay has unequal factors",
             why=f"multistep multiplies by one factor at each milestone, and these are {factors}",
-            then="write schedule.name piecewise with schedule.milestone_lrs in a recipe",
+            hint="write schedule.name piecewise with schedule.milestone_lrs in a recipe",
         )
     t.set("schedule.gamma", round(ratios[0], 12), "learning_rate_decay")

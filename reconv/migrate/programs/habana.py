@@ -125,7 +125,7 @@ def _network_and_data(t: Translation, model: str, options: dict[str, object]) ->
             t.notes.append(text)
     if t["pretrained"]:
         if model == "resnext101_32x4d":
-            raise UsageError("there are no pretrained weights of resnext101_32x4d", then="leave --pretrained out")
+            raise UsageError("there are no pretrained weights of resnext101_32x4d", hint="leave --pretrained out")
         t.set("model.init", f"torchvision:{model}", "pretrained")
 
 
@@ -166,7 +166,7 @@ def _operations(path: str) -> list[str]:
         raise UsageError(
             f"the operation {unknown[0]!r} cannot be listed",
             where=path,
-            then="remove it from the file; the known ones are: " + ", ".join(get_args(OperationName)),
+            hint="remove it from the file; the known ones are: " + ", ".join(get_args(OperationName)),
         )
     return list(dict.fromkeys(names))
 
@@ -182,7 +182,7 @@ def _sgd_schedule(t: Translation) -> None:
         raise UsageError(
             "--custom-lr-values and --custom-lr-milestones need the same number of values",
             why=f"they have {len(values or [])} and {len(milestones or [])}",
-            then="give each milestone the learning rate from there on",
+            hint="give each milestone the learning rate from there on",
         )
     if any(later <= first for first, later in itertools.pairwise(milestones)):
         raise UsageError("--custom-lr-milestones must rise", why=f"they are {milestones}")

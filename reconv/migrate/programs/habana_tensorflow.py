@@ -43,7 +43,7 @@ def _network(t: Translation) -> None:
     name = f"resnet{size}" if t["model_type"] == "resnet" else f"resnext{size}_32x4d"
     if name not in MODEL_NAMES:
         raise UsageError(
-            f"there is no network {name}", then="use --resnet_size 50, 101 or 152 with --model_type resnext"
+            f"there is no network {name}", hint="use --resnet_size 50, 101 or 152 with --model_type resnext"
         )
     t.set("model.name", name, "resnet_size", "model_type")
     for key, value in {"padding": "same", "conv_init": "tf_fan_in", "linear_init": "glorot"}.items():
@@ -186,7 +186,7 @@ def _mode(t: Translation) -> None:
     }
     for name in hooks:
         if name not in known:
-            raise UsageError(f"imagenet_main.py has no hook {name!r}", then=f"the hooks are: {', '.join(known)}")
+            raise UsageError(f"imagenet_main.py has no hook {name!r}", hint=f"the hooks are: {', '.join(known)}")
     if "ProfilerHook" in hooks:
         first, last = t["profile_steps"]
         t.option("--profile", f"{first},{last}", "hooks", "profile_steps")

@@ -146,13 +146,13 @@ CONFIGURATION: Mapping[str, Mapping[str, Any]] = {
 def _chosen(config: Mapping[str, Any], section: str, name: object) -> Mapping[str, Any]:
     if name is None:
         option = section.removesuffix("s")
-        raise UsageError(f"launch.py needs --{option}", then=f"one of: {', '.join(config[section])}")
+        raise UsageError(f"launch.py needs --{option}", hint=f"one of: {', '.join(config[section])}")
     if name not in config.get(section, {}):
         near = nearest(str(name), config.get(section, {}))
         known = ", ".join(config.get(section, {}))
         raise UsageError(
             f"launch.py has no {section.removesuffix('s')} {name!r}",
-            then=f"did you mean {near}?" if near else f"it is one of: {known}",
+            hint=f"did you mean {near}?" if near else f"it is one of: {known}",
         )
     found = config[section][name]
     return found if isinstance(found, Mapping) else {}
@@ -163,7 +163,7 @@ def _values_of_model(by_precision: Mapping[str, Any], given: Mapping[str, Any]) 
     if given["precision"] not in by_precision:
         raise UsageError(
             f"configs.yml has no {given['precision']} of {given['model']} on {given['platform']}",
-            then=f"--precision is one of: {', '.join(by_precision)}",
+            hint=f"--precision is one of: {', '.join(by_precision)}",
         )
     found: Mapping[str, Any] = by_precision[given["precision"]]
     return found
@@ -189,7 +189,7 @@ def configure(parsed: ParsedWords) -> list[Typed]:
     by_key = {item.key: item for item in FLAGS_CONVNETS}
     unknown = [key for key in values if key not in by_key]
     if unknown:
-        raise UsageError(f"configs.yml has {unknown[0]!r}, which is no flag of main.py", then="correct the file")
+        raise UsageError(f"configs.yml has {unknown[0]!r}, which is no flag of main.py", hint="correct the file")
     return [
         Typed(by_key[key], value, f"{key}: {value}", origin="configs.yml")
         for key, value in values.items()
@@ -241,7 +241,7 @@ def script_command(path: str, arguments: Sequence[str]) -> list[str] | None:
     if network not in ARCHITECTURES:
         near = nearest(network, ARCHITECTURES)
         raise UsageError(
-            f"NVIDIA has no script for the network {network!r}", then=f"did you mean {near}?" if near else ""
+            f"NVIDIA has no script for the network {network!r}", hint=f"did you mean {near}?" if near else ""
         )
     processes = "16" if match["platform"].startswith("DGX2") else "8"
     start = ["python", "./multiproc.py", "--nproc_per_node", processes]

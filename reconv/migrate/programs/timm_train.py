@@ -45,7 +45,7 @@ def configure(parsed: ParsedWords) -> list[Typed]:
     by_key = {name.lstrip("-").replace("-", "_"): item for item in FLAGS for name in item.names}
     unknown = [key for key in values if key not in by_key]
     if unknown:
-        raise UsageError(f"{unknown[0]!r} is no flag of timm's train.py", where=path, then="correct the file")
+        raise UsageError(f"{unknown[0]!r} is no flag of timm's train.py", where=path, hint="correct the file")
     return [
         Typed(by_key[key], value, f"{key}: {value}", origin=path)
         for key, value in values.items()
@@ -77,7 +77,7 @@ def _network(t: Translation) -> None:
     name = t["model"].partition(".")[0]
     if not re.fullmatch(r"\w+|hf[-_]hub:.+|local-dir:.+", name) and unfilled(name) is None:
         raise UsageError(
-            f"timm has no network {t['model']!r}", then="names have no other signs than _ and a tag after ."
+            f"timm has no network {t['model']!r}", hint="names have no other signs than _ and a tag after ."
         )
     is_own = name in MODEL_NAMES and name.startswith(("resnet", "resnext", "wide_resnet"))
     t.set("model.name", name if is_own else f"timm:{t['model']}", "model")
@@ -114,7 +114,7 @@ def _optimizer(t: Translation) -> None:
     if not name:
         raise UsageError(
             f"there is no optimizer {t['opt']!r} here",
-            then="use one of: " + ", ".join(key for key, value in _OPTIMIZERS.items() if value[0]),
+            hint="use one of: " + ", ".join(key for key, value in _OPTIMIZERS.items() if value[0]),
         )
     t.set("optimizer.name", name, "opt")
     for key, value in options.items():
@@ -141,7 +141,7 @@ def _optimizer(t: Translation) -> None:
 def _schedule(t: Translation, total: int) -> None:
     if t["sched"] not in _SCHEDULES:
         raise UsageError(
-            f"there is no schedule {t['sched']!r} here", then=f"use one of: {', '.join(_SCHEDULES)}, for --sched"
+            f"there is no schedule {t['sched']!r} here", hint=f"use one of: {', '.join(_SCHEDULES)}, for --sched"
         )
     name = _SCHEDULES[t["sched"]]
     t.set("schedule.name", name, "sched")
@@ -224,7 +224,7 @@ def _policy(t: Translation, policy: str) -> None:
         t.set("augment.auto_augment", simple[first], "aa")
         return
     if first != "rand":
-        raise UsageError(f"there is no policy {policy!r} here", then="use rand-m9-mstd0.5-inc1, original, v0 or 3a")
+        raise UsageError(f"there is no policy {policy!r} here", hint="use rand-m9-mstd0.5-inc1, original, v0 or 3a")
     values = {"m": 10.0, "n": 2.0, "mstd": 0.0, "inc": 0.0}
     for part in parts:
         match = re.fullmatch(r"([a-z]+)([0-9.]+)?", part)

@@ -73,7 +73,7 @@ def _weights(t: Translation) -> None:
 def _optimizer(t: Translation) -> None:
     name = t["opt"]
     if not name.startswith("sgd") and name not in ("rmsprop", "adamw"):
-        raise UsageError(f"train.py has no optimizer {name!r}", then="it is sgd, sgd_nesterov, rmsprop or adamw")
+        raise UsageError(f"train.py has no optimizer {name!r}", hint="it is sgd, sgd_nesterov, rmsprop or adamw")
     t.set("optimizer.name", "sgd" if name.startswith("sgd") else name, "opt")
     if "nesterov" in name:
         t.set("optimizer.nesterov", True, "opt")
@@ -141,7 +141,7 @@ def _images(t: Translation) -> None:
     elif policy in ("augmix", "cifar10", "svhn"):
         t.explain("auto_augment", "not supported", f"there is no {policy}; ta_wide is the policy of the V2 weights")
     else:
-        raise UsageError(f"train.py has no policy {policy!r}", then="it is ra, ta_wide, imagenet or augmix")
+        raise UsageError(f"train.py has no policy {policy!r}", hint="it is ra, ta_wide, imagenet or augmix")
     if policy == "ra":
         t.set("augment.randaugment.magnitude", t["ra_magnitude"], "ra_magnitude")
     else:

@@ -109,7 +109,7 @@ def read_file(path: FilePath) -> str:
             raise system_error(error) from error
         raise RecipeError(f"cannot read the recipe: {error.strerror or error}", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
+        raise RecipeError("the recipe is not UTF-8 text", where=str(path), hint="save it as UTF-8") from error
 
 
 def read(text: str) -> Document:

@@ -137,9 +137,9 @@ class Draft:
         )
 
 
-def recipe_error(shown: str, problems: Sequence[tuple[Origin, str]], then: str) -> RecipeError:
+def recipe_error(shown: str, problems: Sequence[tuple[Origin, str]], hint: str) -> RecipeError:
     """The error that lists the problems in the order of the files."""
     ordered = sorted(dict.fromkeys(problems))
     count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
     lines = [f"  {origin.text}: {text}" for origin, text in ordered]
-    return RecipeError(printable_lines(f"{count} in the recipe {shown}", *lines), then=then)
+    return RecipeError(printable_lines(f"{count} in the recipe {shown}", *lines), hint=hint)

@@ -63,7 +63,7 @@ def read_chain(name_or_path: str) -> list[RecipeLayer]:
     while True:
         if any(layer.path == path for layer in layers):
             chain = " -> ".join([*(layer.shown for layer in layers), shown])
-            raise RecipeError("a recipe cannot extend itself", where=chain, then="remove one of the `extends`")
+            raise RecipeError("a recipe cannot extend itself", where=chain, hint="remove one of the `extends`")
         layer = _read_preset(path, shown) if path.is_relative_to(PRESETS) else _read_layer(path, shown)
         layers.append(layer)
         parent = layer.content.tree.get("extends")
@@ -100,7 +100,7 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
     else:
         near = nearest(name, presets)
         hint = f"did you mean {near}?" if near else "`reconv recipes` lists the presets"
-    raise RecipeError(f"recipe {name!r} not found", where=where, why=why, then=hint)
+    raise RecipeError(f"recipe {name!r} not found", where=where, why=why, hint=hint)
 
 
 @cache
@@ -113,12 +113,12 @@ def _read_layer(path: Path, shown: str) -> RecipeLayer:
     content = document.read(text)
     if content.broken:
         problems = [(Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
-        raise recipe_error(shown, problems, then="correct this line; the rest of the file was not read")
+        raise recipe_error(shown, problems, hint="correct this line; the rest of the file was not read")
     if len(content.lines) > read_limits.RECIPE_KEYS:
         why = f"it has {len(content.lines):,} keys, and a recipe has at most {read_limits.RECIPE_KEYS:,}"
         raise RecipeError("this is not a recipe", where=str(path), why=why)
     if not content.tree and not content.problems:
-        raise RecipeError("the recipe is empty", where=str(path), then="start with, for example, extends: resnet50")
+        raise RecipeError("the recipe is empty", where=str(path), hint="start with, for example, extends: resnet50")
     _split_schedule(content)
     for section, name in PATH_FIELDS:
         part = content.tree.get(section)

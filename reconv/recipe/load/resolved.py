@@ -117,7 +117,7 @@ def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
                 "the recipe cannot be fitted to its network and data:",
                 *(f"    {item.fields[0]}: {item.text}" for item in found),
             ),
-            then=one_of(*(cure for item in found for cure in item.cures)),
+            hint=one_of(*(cure for item in found for cure in item.cures)),
         ) from error
 
 

@@ -91,12 +91,12 @@ def read_tokens(file: Path) -> tuple[bytes, ...]:
     try:
         content = read_bytes(file, _MAX_TOKEN_FILE_BYTES)
     except OSError as error:
-        then = "write the tokens into a regular file"
+        hint = "write the tokens into a regular file"
         raise UsageError(
-            "the token file cannot be read", where=str(file), why=str(error.strerror), then=then
+            "the token file cannot be read", where=str(file), why=str(error.strerror), hint=hint
         ) from error
     tokens = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not tokens:
-        then = f"write one: openssl rand -hex 32 > {file}"
-        raise UsageError("the token file has no token", where=str(file), why="all its lines are empty", then=then)
+        hint = f"write one: openssl rand -hex 32 > {file}"
+        raise UsageError("the token file has no token", where=str(file), why="all its lines are empty", hint=hint)
     return tokens

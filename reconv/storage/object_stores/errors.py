@@ -27,21 +27,21 @@ class StoreError(OSError):
     """A request that a store refused or did not respond to; `then` is what the user can do."""
 
     errno_of_kind = errno.EREMOTEIO
-    then = "check the network and the address, then run the same command again"
+    hint = "check the network and the address, then run the same command again"
 
-    def __init__(self, url: str, why: str, then: str = "") -> None:
+    def __init__(self, url: str, why: str, hint: str = "") -> None:
         super().__init__(self.errno_of_kind, why, url)
-        self.then = then or type(self).then
+        self.hint = hint or type(self).hint
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str, str, str]]:
-        return type(self), (self.filename, self.strerror or "", self.then)
+        return type(self), (self.filename, self.strerror or "", self.hint)
 
 
 class StoreUnavailableError(StoreError):
     """An error that may pass: the server is overloaded, or a connection was cut."""
 
-    def __init__(self, url: str, why: str, then: str = "", retry_after_s: float = 0.0) -> None:
-        super().__init__(url, why, then)
+    def __init__(self, url: str, why: str, hint: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(url, why, hint)
         self.retry_after_s = retry_after_s
 
 
@@ -49,21 +49,21 @@ class MissingObjectError(StoreError):
     """There is no such object or bucket."""
 
     errno_of_kind = errno.ENOENT
-    then = "check the address"
+    hint = "check the address"
 
 
 class AccessDeniedError(StoreError):
     """No credentials, wrong ones, or ones without the right to do this."""
 
     errno_of_kind = errno.EACCES
-    then = "set the credentials of the store (docs/how-to/object-stores.md); reconv doctor --store URL checks them"
+    hint = "set the credentials of the store (docs/how-to/object-stores.md); reconv doctor --store URL checks them"
 
 
 class ChangedObjectError(StoreError):
     """The object is not the version that was asked for."""
 
     errno_of_kind = errno.EREMCHG
-    then = "start again with the data as it is now, as a new run; or put the old objects back"
+    hint = "start again with the data as it is now, as a new run; or put the old objects back"
 
 
 class RetryStoppedError(Exception):

@@ -84,11 +84,11 @@ class FsspecStore:
         except ImportError as error:
             extra = SCHEMES[scheme]
             raise UsageError(
-                f"{scheme}:// needs another package: {error}", where=root, then=f"pip install 'reconv[{extra}]'"
+                f"{scheme}:// needs another package: {error}", where=root, hint=f"pip install 'reconv[{extra}]'"
             ) from error
         except Exception as error:  # of each package its own: it looks for credentials
             raise ResourceError(
-                f"cannot open {root}", where=root, why=_first_line(error), then=AccessDeniedError.then
+                f"cannot open {root}", where=root, why=_first_line(error), hint=AccessDeniedError.hint
             ) from error
         self._path: str = self.fs._strip_protocol(root)
 

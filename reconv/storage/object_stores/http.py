@@ -74,7 +74,7 @@ class HttpStore:
             return _read_body(response, length, url)
 
     def write(self, name: str, content: bytes | Path) -> None:
-        raise UsageError("a web server is read-only", where=self.root, then="write to s3://, gs:// or az://")
+        raise UsageError("a web server is read-only", where=self.root, hint="write to s3://, gs:// or az://")
 
     def delete(self, name: str) -> None:
         raise UsageError("a web server is read-only", where=self.root)

@@ -68,7 +68,7 @@ def as_url(text: object) -> str:
     """The address without a slash at its end; a `Path` has lost one of its slashes."""
     match = _URL.fullmatch(str(text))
     if match is None:
-        raise UsageError(f"not the address of a store: {text}", then=f"use one of {', '.join(SCHEMES)}://...")
+        raise UsageError(f"not the address of a store: {text}", hint=f"use one of {', '.join(SCHEMES)}://...")
     scheme, second, rest = match.groups(default="")
     rest = f"/{rest}" if scheme == "file" and not second else rest
     rest = rest.rstrip("/")
@@ -98,7 +98,7 @@ def _check_address(scheme: str, rest: str) -> None:
     if why:
         url = f"{scheme}://{place}/{path}".rstrip("/")
         form = "https://HOST/PATH" if scheme in _WEB else f"{scheme}://BUCKET/PATH"
-        raise UsageError(f"not the address of a dataset or run: {url}", why=why, then=f"write it as {form}")
+        raise UsageError(f"not the address of a dataset or run: {url}", why=why, hint=f"write it as {form}")
 
 
 def split_url(url: str) -> SplitResult:
@@ -109,7 +109,7 @@ def split_url(url: str) -> SplitResult:
         if not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", parts.netloc):
             raise ValueError("it has no host, or a blank in it")
     except ValueError as error:
-        raise UsageError(f"not a web address: {url}", why=str(error), then="write it as https://HOST/PATH") from error
+        raise UsageError(f"not a web address: {url}", why=str(error), hint="write it as https://HOST/PATH") from error
     return parts
 
 
@@ -135,7 +135,7 @@ def check_name(root: str, name: str) -> None:
     sizes = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
     is_wrong = any(part in ("", ".", "..") for part in parts) or "\0" in name
     if is_wrong or max(sizes) > _MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES:
-        raise UsageError(f"an object has a name that cannot be read: {name!r:.100}", where=root, then="rename it")
+        raise UsageError(f"an object has a name that cannot be read: {name!r:.100}", where=root, hint="rename it")
 
 
 def open_object_store(url: str) -> ObjectStore:

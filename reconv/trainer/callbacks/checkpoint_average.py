@@ -130,7 +130,7 @@ def _write(
     ranks: ProcessGroup,
 ) -> AveragedWeights:
     if kind not in ("mean", "exponential"):
-        raise UsageError(f"unknown average {kind!r}", then="use mean or exponential")
+        raise UsageError(f"unknown average {kind!r}", hint="use mean or exponential")
     folders, share = [store.path(step) for step in steps], slice(ranks.rank, None, ranks.world_size)
     for folder in folders[share]:
         store.verify(folder)
@@ -159,7 +159,7 @@ def _duration(last: str | Duration) -> Duration:
         raise UsageError(f"--last takes {error}, not {last!r}") from error
     if duration.unit == "min" or duration.value == 0:
         raise UsageError(
-            f"--last cannot be {duration}", then="use epochs, steps or percent, for example 5ep, 1000step or 10%"
+            f"--last cannot be {duration}", hint="use epochs, steps or percent, for example 5ep, 1000step or 10%"
         )
     return duration
 
@@ -173,12 +173,12 @@ def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration, discar
             f"leaving out the newest {discard} checkpoints leaves none",
             where=str(folder.checkpoints),
             why=f"the run has {len(stored)}",
-            then=f"--discard-last {len(stored) - 1} or less",
+            hint=f"--discard-last {len(stored) - 1} or less",
         )
     planned = load_run_record(folder.path).plan
     if not present or planned is None:
         raise CheckpointError(
-            "the run has no checkpoint to average", where=str(folder.checkpoints), then="wait for its first checkpoint"
+            "the run has no checkpoint to average", where=str(folder.checkpoints), hint="wait for its first checkpoint"
         )
     recipe = load(str(folder.recipe)).recipe
     window = averaging_window(recipe, int(planned.steps_per_epoch), planned.total_steps, last)

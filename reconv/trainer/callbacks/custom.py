@@ -96,7 +96,7 @@ def check_callbacks(recipe: Recipe) -> None:
                 f"{config.name} is not a callback",
                 where="callbacks",
                 why=f"it is {found!r}",
-                then="derive its class from reconv.Callback",
+                hint="derive its class from reconv.Callback",
             )
 
 

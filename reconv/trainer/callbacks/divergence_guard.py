@@ -106,16 +106,16 @@ class DivergenceGuard(TrainerCallback):
             is_spent = self._num_rewinds == self._config.max_rewinds
             if is_spent or self._useful_step(trainer) is None:
                 why = f"after {self._num_rewinds} rewinds (engine.divergence.max_rewinds): {why}" if is_spent else why
-                raise DivergedError(what, why=why, then=self._command(trainer))
+                raise DivergedError(what, why=why, hint=self._command(trainer))
             self._num_rewinds += 1
             self._losses, self._first_step = [], step + (kind == "loss")  # the counter is behind at the end of a step
             trainer.rewind_reason = f"{what}; likely cause: {why}"
             return
         if self._config.policy == "stop":
-            raise DivergedError(what, why=why, then=self._command(trainer))
+            raise DivergedError(what, why=why, hint=self._command(trainer))
         if kind not in self._warned:
             self._warned.add(kind)
-            lines = what, f"  likely cause: {why}", f"  next: {self._command(trainer)}"
+            lines = what, f"  likely cause: {why}", f"  hint: {self._command(trainer)}"
             trainer.logger.warning(printable_lines(*lines), step)
 
     def _cause(self, step: int) -> str:

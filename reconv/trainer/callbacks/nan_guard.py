@@ -117,5 +117,5 @@ class NanGuard(TrainerCallback):
             why="the learning rate is too high, an input is bad, or half precision lacks loss scaling"
             if self._policy == "stop"
             else f"{self.skipped} steps were skipped, more than engine.non_finite.max_skipped={self._max_skipped}",
-            then="lower the learning rate (--lr), or skip such steps: --set engine.non_finite.policy=skip",
+            hint="lower the learning rate (--lr), or skip such steps: --set engine.non_finite.policy=skip",
         )

@@ -46,7 +46,7 @@ def check_profile_range(recipe: Recipe, plan: Plan, stop_after: StopAfter) -> No
             f"step {recipe.profile[1]} cannot be profiled",
             where="profile",
             why=f"--stop-after {stop_after.text} ends at step {last:,}" if is_capped else f"the run has {last:,} steps",
-            then=f"--profile {max(1, last - 3)},{last}",
+            hint=f"--profile {max(1, last - 3)},{last}",
         )
 
 

@@ -113,7 +113,7 @@ def test_a_missing_data_file_is_named(copied: Path) -> None:
     copied.with_name(FILES[2]).unlink()
     with pytest.raises(CheckpointError, match=FILES[2]) as exc_info:
         read_tensorflow(copied)
-    assert "copy all 2 data files" in exc_info.value.then
+    assert "copy all 2 data files" in exc_info.value.hint
 
 
 @pytest.mark.parametrize("name", FILES[1:])

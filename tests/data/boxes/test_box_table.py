@@ -66,13 +66,13 @@ def test_a_bad_box_is_an_error_with_its_file_and_what_to_do(coco: Path, message:
     with pytest.raises(DataError) as caught:
         opened(coco, split)
     expected = message.replace("box 2", "box 1") if split == "val" else message
-    assert expected in caught.value.what and "reconv data check" in caught.value.then
+    assert expected in caught.value.what and "reconv data check" in caught.value.hint
     file = "v.jpg" if split == "val" else "b.jpg"
     assert file in caught.value.where
     can_be_tolerated = "unknown class" not in message and "not finite" not in message
     if split == "val":
         can_be_tolerated &= "swapped" not in message
-    assert ("data.bad_boxes=skip" in caught.value.then) == can_be_tolerated
+    assert ("data.bad_boxes=skip" in caught.value.hint) == can_be_tolerated
     if can_be_tolerated:
         assert len(opened(coco, split, bad_boxes="skip"))
 
@@ -84,7 +84,7 @@ def test_no_usable_box_and_data_of_another_task_are_errors(coco: Path, tmp_path:
     assert len(opened(empty, empty_images="keep")) == 1
     with pytest.raises(DataError, match="coco data has boxes, but the recipe's task is classification") as caught:
         open_dataset("auto", coco, "train", DataConfig())
-    assert "reconv train finetune-detection --data" in caught.value.then
+    assert "reconv train finetune-detection --data" in caught.value.hint
     tree = tmp_path / "tree"
     for split in ("train", "val"):
         (tree / split / "cat").mkdir(parents=True)

@@ -79,7 +79,7 @@ def test_an_unsupported_tiff_is_described(pixels: npt.NDArray[np.generic], sampl
     for read in (lambda: decode(data, 3, "a.tif"), lambda: upright_size(data, "a.tif")):
         with pytest.raises(DataError, match="this kind of TIFF is not supported") as caught:
             read()
-        assert why in caught.value.why and "8-bit" in caught.value.then and caught.value.where == "a.tif"
+        assert why in caught.value.why and "8-bit" in caught.value.hint and caught.value.where == "a.tif"
 
 
 @pytest.mark.parametrize(

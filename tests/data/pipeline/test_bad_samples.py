@@ -165,10 +165,10 @@ def test_a_stop_at_a_bad_file_says_how_to_go_on_without_it(tree: Path, workers: 
     damage(dataset)
     with pytest.raises(DataError, match=r"does not decode|is empty|cannot read|damaged") as caught:
         stream(dataset, make_recipe(workers), BadSamples(0))
-    assert caught.value.then.endswith("--set 'data.bad_images=skip up to 10'")
+    assert caught.value.hint.endswith("--set 'data.bad_images=skip up to 10'")
     with pytest.raises(DataError) as caught:
         stream(dataset, make_recipe(workers), BadSamples(2))
-    assert caught.value.then.endswith("--set 'data.bad_images=skip up to 20'")
+    assert caught.value.hint.endswith("--set 'data.bad_images=skip up to 20'")
 
 
 def test_a_dataset_of_bad_files_is_an_error(tree: Path) -> None:

@@ -164,7 +164,7 @@ def test_an_annotation_for_another_size_is_an_error_that_is_never_tolerated() ->
     annotation = make_annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
     with pytest.raises(LabelError, match="the image is 20 x 10, its annotation is for 30 x 30") as caught:
         filled(DetectionPipeline(Listed([(noise(10, 20, 3, 0), annotation)]), SQUARE, None, 3))
-    assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
+    assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.hint
 
 
 def test_images_without_annotations_are_an_error() -> None:

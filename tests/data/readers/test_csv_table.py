@@ -126,7 +126,7 @@ def test_a_damaged_table_is_refused_with_its_path_and_line(folder: Path, name: s
             open_dataset("auto", folder, split, DataConfig())  # type: ignore[arg-type]
     assert caught.value.code == ExitCode.DATA
     assert caught.value.where == f"{folder / 'labels.csv'}, {where}"
-    assert caught.value.then
+    assert caught.value.hint
 
 
 def test_two_tables_are_ambiguous_and_other_csv_files_are_ignored(folder: Path) -> None:

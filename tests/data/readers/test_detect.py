@@ -80,11 +80,11 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
         ("other", "auto", "no data recognized", "train/ and val/"),
         ("ten", "cifar100", "it holds cifar10", "reconv data get cifar100"),
     ]
-    for name, wanted, why, then in cases:
+    for name, wanted, why, hint in cases:
         with pytest.raises(DataError) as caught:
             detect(tmp_path / name, wanted)
         assert why in str(caught.value)
-        assert then in caught.value.then
+        assert hint in caught.value.hint
         assert caught.value.code == ExitCode.DATA
 
 
@@ -140,4 +140,4 @@ def test_a_validation_set_alone_is_found(tree: Path, name: str) -> None:
 def test_without_a_path_the_error_says_what_to_type() -> None:
     with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
         open_dataset("cifar100", None, "train", DataConfig())
-    assert "reconv data get cifar100" in caught.value.then
+    assert "reconv data get cifar100" in caught.value.hint

@@ -102,7 +102,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monk
     with pytest.raises(UsageError, match="datasets is not installed") as caught:
         open_dataset("auto", root, "train", DataConfig())
     assert caught.value.code == ExitCode.USAGE
-    assert caught.value.then == "pip install 'reconv[hf]'"
+    assert caught.value.hint == "pip install 'reconv[hf]'"
 
 
 @pytest.mark.usefixtures("package")

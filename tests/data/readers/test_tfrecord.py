@@ -168,7 +168,7 @@ def test_a_damaged_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: 
         ShardDataset(TFRECORD, root, "train")
     assert caught.value.code == ExitCode.DATA
     assert caught.value.where.startswith(f"{path}, {where}")
-    assert caught.value.then
+    assert caught.value.hint
 
 
 def test_a_record_with_a_wrong_checksum_is_an_error_when_read(tmp_path: Path) -> None:

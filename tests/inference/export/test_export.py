@@ -95,7 +95,7 @@ def test_a_weights_file_needs_images_to_be_checked_with(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "weights.safetensors", example_recipe("resnet8_cifar"))
     with pytest.raises((DataError, UsageError), match="cannot be checked") as caught:
         reconv.export(weights, out=tmp_path / "out")
-    assert "--images DIR" in caught.value.then
+    assert "--images DIR" in caught.value.hint
 
 
 def test_a_model_that_differs_is_not_written(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

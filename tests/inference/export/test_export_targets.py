@@ -143,7 +143,7 @@ def test_missing_packages_and_wrong_options_are_usage_errors(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UsageError, match="needs onnxscript") as caught:
         reconv.export(weights, to="onnx")
-    assert "reconv[onnx]" in caught.value.then
+    assert "reconv[onnx]" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -110,13 +110,13 @@ def test_calibration_draws_256_training_images_always_the_same(classifier: Path)
 def test_int8_of_a_model_without_training_data_asks_for_calibration_images(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="needs training images to calibrate") as caught:
         calibration_source(Predictor.load(classifier, device="cpu"), tmp_path / "missing").batches()
-    assert "--calibration DIR" in getattr(caught.value, "then", "")
+    assert "--calibration DIR" in getattr(caught.value, "hint", "")
 
 
 def test_int8_that_cannot_be_judged_is_refused_at_once(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="have no known classes") as caught:
         reconv.export(classifier, to="onnx", int8=True, images=tmp_path, out=tmp_path / "out")
-    assert "--calibration DIR" in caught.value.then
+    assert "--calibration DIR" in caught.value.hint
     weights = write_weights(tmp_path / "w.safetensors", example_recipe("resnet8_cifar", task="multilabel"))
     with pytest.raises(UsageError, match="multi-label models"):
         reconv.export(weights, to="onnx", int8=True, out=tmp_path / "out")

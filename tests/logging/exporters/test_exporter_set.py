@@ -191,7 +191,7 @@ def test_a_logger_without_its_package_is_rejected(name: str, monkeypatch: pytest
     with pytest.raises(UsageError) as error:
         reconv.train("quickstart", overrides=[("loggers", name, "--set")])
     assert error.value.code == 2
-    assert f"pip install 'reconv[{name}]'" in error.value.then
+    assert f"pip install 'reconv[{name}]'" in error.value.hint
     assert list(Path().iterdir()) == []
 
 

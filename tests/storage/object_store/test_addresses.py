@@ -34,7 +34,7 @@ def test_addresses_that_name_nothing_or_something_else_are_refused(url: str, why
     with pytest.raises(UsageError) as error:
         open_object_store(url)
     assert why in error.value.why
-    assert error.value.then
+    assert error.value.hint
     assert len(str(error.value)) < 500
 
 
@@ -76,4 +76,4 @@ def test_a_package_that_finds_no_credentials_is_no_bug_of_ours() -> None:
     with pytest.raises(ResourceError) as error:
         _StoreWithoutCredentials("memory://x")
     assert error.value.why == "unable to connect"
-    assert "credentials" in error.value.then
+    assert "credentials" in error.value.hint

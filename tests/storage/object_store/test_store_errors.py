@@ -75,7 +75,7 @@ def test_an_error_of_a_package_gets_its_kind(error: Exception, kind: type[StoreE
     assert found.filename == "s3://bucket/a"
     assert found.strerror
     assert "\n" not in found.strerror
-    assert found.then
+    assert found.hint
     assert str(pickle.loads(pickle.dumps(found))) == str(found)
 
 

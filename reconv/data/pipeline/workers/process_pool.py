@@ -53,7 +53,7 @@ class ProcessPool:
                 "worker processes need Linux",
                 where="data.backend",
                 why="they share memory through memfd",
-                then="--set data.backend=threads",
+                hint="--set data.backend=threads",
             )
         self.num_workers = num_workers
         self._numbers = itertools.count()
@@ -108,7 +108,7 @@ class ProcessPool:
                     "this dataset cannot be sent to worker processes",
                     where="data.backend",
                     why=str(error),
-                    then="--set data.backend=threads",
+                    hint="--set data.backend=threads",
                 ) from error
             self._shared[id(obj)] = _SharedObject(obj, next(self._numbers), pickle)
 
@@ -195,7 +195,7 @@ class _WorkerProcess:
                 wait.tick(
                     f"data worker process {self.process.pid}",
                     where=process_state(self.process.pid),
-                    then="a stopped process continues with kill -CONT; a read may hang on a network disk",
+                    hint="a stopped process continues with kill -CONT; a read may hang on a network disk",
                     sleep_s=0,
                 )
             return self._connection.recv()
@@ -209,5 +209,5 @@ class _WorkerProcess:
             "a data worker process died",
             where=f"process {self.process.pid}",
             why=f"it ended by {ended}; SIGKILL mostly means that memory ran out",
-            then="use fewer workers: --workers 1, or --set data.backend=threads",
+            hint="use fewer workers: --workers 1, or --set data.backend=threads",
         )

@@ -105,7 +105,7 @@ def upright_size(data: bytes, name: str) -> tuple[int, int]:
         raise unidentified(data, name) from error
     except Exception as error:  # a decoder may raise anything for damaged bytes
         why = "its header is damaged"
-        raise DataError("image does not decode", where=name, why=why, then="replace or remove the file") from error
+        raise DataError("image does not decode", where=name, why=why, hint="replace or remove the file") from error
     return (width, height) if is_rotated else (height, width)
 
 

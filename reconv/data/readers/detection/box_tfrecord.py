@@ -192,11 +192,11 @@ def _class_names(root: Path, train_index: ShardIndex) -> dict[int, str]:
         if number is None or name is None or len(number[1]) > _MAX_DIGITS:
             why = f"one of its items is {{{item:.200}}}"
             raise AnnotationError(
-                f"an item of {LABEL_MAP} has no id or no name", where=str(file), why=why, then="add it"
+                f"an item of {LABEL_MAP} has no id or no name", where=str(file), why=why, hint="add it"
             )
         names[int(number[1])] = re.sub(r"\\(.)", r"\1", name[1][1:-1])
     if not names:
-        raise AnnotationError(f"{LABEL_MAP} has no items", where=str(file), then="add the classes, or remove the file")
+        raise AnnotationError(f"{LABEL_MAP} has no items", where=str(file), hint="add the classes, or remove the file")
     return names
 
 
@@ -241,7 +241,7 @@ def _record_table(features: Features, where: str, class_ids: tuple[int, ...]) ->
     if len({len(labels), *map(len, edges)}) != 1:
         counts = ", ".join(f"{key.rpartition('/')[2]} {len(features.get(key, ()))}" for key in (LABEL, *EDGES))
         raise AnnotationError(
-            "record has box features of different lengths", where=where, why=counts, then="write the record again"
+            "record has box features of different lengths", where=where, why=counts, hint="write the record again"
         )
     difficult = _flags(features, DIFFICULT, len(labels))
     for label, corners, is_difficult in zip(labels, zip(*edges, strict=True), difficult, strict=True):

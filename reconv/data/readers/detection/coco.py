@@ -94,7 +94,7 @@ def locate_annotations(root: Path, split: Split) -> AnnotationSource:
             f"no annotation file for {split} in {root}",
             where=str(root / _FOLDER),
             why=f"looked for {_FOLDER}/*{split}*.json",
-            then=f"call it {_FOLDER}/instances_{split}.json",
+            hint=f"call it {_FOLDER}/instances_{split}.json",
         )
     return AnnotationSource(whole, is_shared=True)
 
@@ -109,7 +109,7 @@ def find_json(root: Path, split: Split) -> Path | None:
             f"more than one annotation file for {split} in {root}",
             where=str(root / _FOLDER),
             why=f"candidates are {', '.join(file.name for file in chosen)}",
-            then=f"keep one called {_FOLDER}/instances_{split}.json",
+            hint=f"keep one called {_FOLDER}/instances_{split}.json",
         )
     return chosen[0] if chosen else None
 
@@ -168,7 +168,7 @@ def _load(file: Path) -> dict[str, Any]:
         content = parse_json(read_bounded_text(file, read_limits.COCO_BYTES), object_hook=_drop_unused)
     except ValueError as error:
         raise AnnotationError(
-            f"{file.name} is not valid JSON", where=str(file), why=str(error), then="copy or download it again"
+            f"{file.name} is not valid JSON", where=str(file), why=str(error), hint="copy or download it again"
         ) from error
     lists = content if isinstance(content, dict) else {}
     missing = [key for key in ("images", "annotations", "categories") if not isinstance(lists.get(key), list)]
@@ -177,7 +177,7 @@ def _load(file: Path) -> dict[str, Any]:
             f"{file.name} has no list of {', '.join(missing)}",
             where=str(file),
             why="COCO's annotation files have the lists images, annotations and categories",
-            then="use the instances_*.json file",
+            hint="use the instances_*.json file",
         )
     return lists
 
@@ -217,14 +217,14 @@ def _classes(categories: Sequence[Any], file: Path) -> dict[int, str]:
                 f"a category of {file.name} has no id or no name",
                 where=str(file),
                 why=f"it is {json.dumps(category, ensure_ascii=False)[:200]}",
-                then='write it as {"id": 1, "name": "cat"}',
+                hint='write it as {"id": 1, "name": "cat"}',
             )
         if number in classes:
             raise AnnotationError(
                 f"category id {number} of {file.name} is used twice",
                 where=str(file),
                 why=f"for {classes[number]!r} and for {name!r}",
-                then="give each category its own id",
+                hint="give each category its own id",
             )
         classes[number] = name
     return dict(sorted(classes.items()))
@@ -325,8 +325,8 @@ class _CocoParser:
             elif (row := rows[image_id]) is not None:
                 yield row, annotation
 
-    def _note(self, kind: ProblemKind, text: str, then: str) -> None:
-        self._problems.append(make_problem(kind, text, str(self._file), f"{then} in {self._file.name}"))
+    def _note(self, kind: ProblemKind, text: str, hint: str) -> None:
+        self._problems.append(make_problem(kind, text, str(self._file), f"{hint} in {self._file.name}"))
 
     def _note_duplicates(self, what: str, ids: Sequence[int | str]) -> None:
         for number, count in Counter(ids).items():

@@ -145,11 +145,11 @@ def _stems(root: Path, images: ImageList) -> list[str]:
             raise DataError(
                 f"name {number} in {file.name} cannot be a file: {stem!r:.80}",
                 where=str(file),
-                then="list image names without extension in it, one per line",
+                hint="list image names without extension in it, one per line",
             )
     if not stems:
         raise DataError(
-            f"{file.name} is empty", where=str(file), then="list image names without extension in it, one per line"
+            f"{file.name} is empty", where=str(file), hint="list image names without extension in it, one per line"
         )
     return stems
 

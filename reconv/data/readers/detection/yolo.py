@@ -96,7 +96,7 @@ def _add_boxes(builder: BoxTableBuilder, file: str, num_classes: int) -> None:
     try:
         text = read_bounded_text(file, read_limits.LABEL_FILE_BYTES).decode("utf-8-sig", "replace")
     except DataError as error:
-        builder.add_problem("no-annotation", f"{error.what}: {error.why}", file, error.then)
+        builder.add_problem("no-annotation", f"{error.what}: {error.why}", file, error.hint)
         return
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -134,7 +134,7 @@ def _read_config(root: Path) -> dict[str, Any]:
         if content.broken or (content.problems and "names" in content.tree):
             problem = content.problems[0]
             raise DataError(
-                f"{name} is not valid", where=f"{root / name}:{problem.line}", why=problem.text, then="correct it"
+                f"{name} is not valid", where=f"{root / name}:{problem.line}", why=problem.text, hint="correct it"
             )
         if "names" in content.tree:
             return content.tree
@@ -154,7 +154,7 @@ def _class_names(root: Path, config: dict[str, Any]) -> tuple[str, ...]:
             f"no class names in {root}",
             where=str(root),
             why=f"looked for a YAML file with names, and for {' and '.join(_NAME_LISTS)}",
-            then="write classes.txt there, with one name per line",
+            hint="write classes.txt there, with one name per line",
         )
     return tuple(str(name) for name in names)
 
@@ -166,11 +166,11 @@ def _names_by_number(names: dict[Any, Any], root: Path) -> list[str]:
     except (TypeError, ValueError) as error:
         why = f"the keys of names are {', '.join(map(repr, names)):.200}"
         raise DataError(
-            "the keys of names must be numbers", where=str(root), why=why, then="write them as 0: cat, 1: dog"
+            "the keys of names must be numbers", where=str(root), why=why, hint="write them as 0: cat, 1: dog"
         ) from error
     if outside := [number for number in by_number if not 0 <= number < read_limits.CLASSES]:
         why = f"one of the keys of names is {outside[0]}; classes are 0 to {read_limits.CLASSES - 1:,}"
-        raise DataError("a class number is out of range", where=str(root), why=why, then="number the classes from 0")
+        raise DataError("a class number is out of range", where=str(root), why=why, hint="number the classes from 0")
     return [by_number.get(number, f"class{number}") for number in range(max(by_number, default=-1) + 1)]
 
 
@@ -196,7 +196,7 @@ def locate_images(root: Path, split: Split, config: dict[str, Any]) -> ImagePlac
             f"no images for {SPLIT_TITLES[split]} in {root}",
             where=str(root),
             why=f"looked for {_IMAGES}/{split}, {split}/{_IMAGES} and the paths in data.yaml",
-            then="give the folder that holds images/ and labels/: --data DIR",
+            hint="give the folder that holds images/ and labels/: --data DIR",
         )
     return ImagePlaces(whole, is_shared=True)
 

@@ -86,7 +86,7 @@ def open_imagenet_archives(
             f"no {VAL_FILE} in {folder}",
             where=str(folder),
             why=f"{TRAIN_FILE} is there, but both archives are needed",
-            then="put it there too (a link is enough)",
+            hint="put it there too (a link is enough)",
         )
     class_names, train_members = _train_members(train)
     counts = expected or COUNTS
@@ -156,9 +156,9 @@ def _check_count(path: Path, found: int, wanted: int | None) -> None:
             f"{path.name} has {found:,} images instead of {wanted:,}",
             where=str(path),
             why="the archive is truncated, or not the published one",
-            then="download it again; if the counts are intended: --expect TRAIN,VAL",
+            hint="download it again; if the counts are intended: --expect TRAIN,VAL",
         )
 
 
 def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"cannot list {path.name}", where=str(path), why=why, then="download the archive again")
+    return DataError(f"cannot list {path.name}", where=str(path), why=why, hint="download the archive again")

@@ -208,7 +208,7 @@ def _read_meta_mat(content: bytes) -> dict[int, str]:
         raise UsageError(
             "cannot read the devkit's meta.mat",
             why="the package scipy is not installed",
-            then="pip install 'reconv[imagenet]', or write synsets.txt beside it (lines such as `1 n02119789`)",
+            hint="pip install 'reconv[imagenet]', or write synsets.txt beside it (lines such as `1 n02119789`)",
         )
     scipy_io = importlib.import_module("scipy.io")
     try:
@@ -232,5 +232,5 @@ def _labels_error(where: str, why: str) -> DataError:
         "cannot read the labels of the validation images",
         where=where,
         why=why,
-        then=f"--labels FILE with one synset per line, or --labels {DEVKIT_FOLDER}.tar.gz",
+        hint=f"--labels FILE with one synset per line, or --labels {DEVKIT_FOLDER}.tar.gz",
     )

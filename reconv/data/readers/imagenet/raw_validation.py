@@ -35,7 +35,7 @@ def label_images(root: Path, folder: Path, files: Sequence[str], class_names: Se
             f"{folder} has images, but neither class folders nor a list of labels",
             where=str(folder),
             why=f"looked there and in {root} for {', '.join(LIST_FILES)}, {SOLUTION_FILE}, {TRUTH_FILE} and the devkit",
-            then=f"sort the images into class folders, or put {LIST_FILES[1]} or {DEVKIT_FOLDER}.tar.gz into {root}",
+            hint=f"sort the images into class folders, or put {LIST_FILES[1]} or {DEVKIT_FOLDER}.tar.gz into {root}",
         )
     synsets = validation_synsets(source, files, class_names, is_partial=True)
     return [synsets[file] for file in files]

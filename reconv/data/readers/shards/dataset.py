@@ -72,7 +72,7 @@ def find_shards(naming: ShardNaming, root: Path, split: Split) -> ShardFiles:
             f"no {naming.title} for {SPLIT_TITLES[split]} in {root}",
             where=str(root),
             why=f"looked in {names} and in the folder itself",
-            then=f"give the folder that holds both splits: --data DIR --set data.source={naming.kind}",
+            hint=f"give the folder that holds both splits: --data DIR --set data.source={naming.kind}",
         )
     _check_complete(shards)
     return shards
@@ -92,7 +92,7 @@ def _list_shards(naming: ShardNaming, root: Path, split: Split) -> ShardFiles | 
             f"{naming.title} for {split} in more than one place under {root}",
             where=str(root),
             why=", ".join(str(shards.folder / shards.names[0]) for shards in found),
-            then="keep only one of them there",
+            hint="keep only one of them there",
         )
     return found[0] if found else None
 
@@ -110,7 +110,7 @@ def _check_complete(shards: ShardFiles) -> None:
             f"shards of more than one dataset: of {' and of '.join(counts)}",
             where=str(shards.folder),
             why="two conversions wrote into the same folder",
-            then="keep only one of them there",
+            hint="keep only one of them there",
         )
     for (stem, count, ending), numbers in sets.items():
         wanted = range(int(count)) if count else range(min(1, *numbers), max(numbers) + 1)
@@ -119,7 +119,7 @@ def _check_complete(shards: ShardFiles) -> None:
                 f"shard number {wanted.stop:,} is too high",
                 where=str(shards.folder),
                 why=f"a dataset has at most {read_limits.SHARDS:,} shards",
-                then="number them from 0, as in train-00000-of-00012",
+                hint="number them from 0, as in train-00000-of-00012",
             )
         missing = [number for number in wanted if number not in numbers]
         if missing:
@@ -130,7 +130,7 @@ def _check_complete(shards: ShardFiles) -> None:
                 f"missing shard: {first}{more}",
                 where=str(shards.folder / first),
                 why=f"{len(numbers)} of {len(wanted)} shards are present",
-                then="copy or download the missing shards",
+                hint="copy or download the missing shards",
             )
 
 
@@ -173,7 +173,7 @@ class ShardDataset(RangeBacked):
                 f"label {row['label']} out of range",
                 where=f"{self._shards.folder / self._shards.names[row['shard']]}, byte {row['offset']}",
                 why=f"there are {len(self.class_names)} classes, {self._format.first_label} to {last}",
-                then="correct the label, or convert this split with the classes of training",
+                hint="correct the label, or convert this split with the classes of training",
             )
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ def check_label(first_label: int, label: int, where: str) -> int:
             f"label {label} out of range",
             where=where,
             why=f"labels of this format are {first_label} to {last:,}",
-            then="write the labels again, starting there",
+            hint="write the labels again, starting there",
         )
     return label
 

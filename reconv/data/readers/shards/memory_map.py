@@ -23,7 +23,7 @@ class GroupedDataError(DataError):
             f" and {len(others) - _MAX_NAMED:,} more" if len(others) > _MAX_NAMED else ""
         )
         also = f"; {len(others):,} more: {named}" if others else ""
-        super().__init__(first.what, where=first.where, why=first.why + also, then=first.then)
+        super().__init__(first.what, where=first.where, why=first.why + also, hint=first.hint)
         self.errors = tuple(errors)
         self.code = first.code
 

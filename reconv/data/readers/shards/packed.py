@@ -100,7 +100,7 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
             f"no {split} shards under {root}",
             where=str(root),
             why=f"there is no file like {shard_name(split, 0, 1)}",
-            then="give the folder written by `reconv data convert`: --data DIR",
+            hint="give the folder written by `reconv data convert`: --data DIR",
         )
     shards = map_shards(PackedShard, found, _OPEN_THREADS if is_remote(str(root)) else 1)
     first = shards[0].info
@@ -122,5 +122,5 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
 
 def _mismatch(where: Path, why: str) -> DataError:
     return DataError(
-        "packed shards do not belong together", where=str(where), why=why, then="copy or convert them again"
+        "packed shards do not belong together", where=str(where), why=why, hint="copy or convert them again"
     )

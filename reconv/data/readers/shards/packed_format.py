@@ -110,7 +110,7 @@ def _payload(sample: Sample) -> tuple[bytes, tuple[int, int, int]]:
             f"image of {width} x {height} pixels cannot be packed raw",
             where=sample.name,
             why=f"sides must be 1 to {_MAX_SIDE:,} pixels",
-            then="limit the longest side with --longest, or leave out --raw",
+            hint="limit the longest side with --longest, or leave out --raw",
         )
     return np.ascontiguousarray(sample.data).tobytes(), (height, width, channels)
 
@@ -242,7 +242,7 @@ class PackedShard:
                 f"packed shard has format version {version}",
                 where=str(self.path),
                 why=f"this Reconv reads version {_VERSION}",
-                then="update Reconv, or convert the data again",
+                hint="update Reconv, or convert the data again",
             )
         *counts, end = numbers
         if end != size or sum(counts[1:]) != end:
@@ -250,5 +250,5 @@ class PackedShard:
         return (*counts, crc)
 
     def _damaged(self, why: str, where: str = "") -> DataError:
-        then = "copy it again, or convert the data again"
-        return DataError("damaged packed shard", where=where or self._shown, why=why, then=then)
+        hint = "copy it again, or convert the data again"
+        return DataError("damaged packed shard", where=where or self._shown, why=why, hint=hint)

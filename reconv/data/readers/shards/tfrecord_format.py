@@ -113,13 +113,13 @@ def write_records(path: str | Path, contents: Iterable[bytes]) -> int:
     return count
 
 
-def record_error(path: str | Path, at: int, what: str, why: str = "", then: str = "") -> DataError:
+def record_error(path: str | Path, at: int, what: str, why: str = "", hint: str = "") -> DataError:
     """The error for a bad record at byte `at`."""
     return DataError(
         what,
         where=f"{path}, byte {at}",
         why=why or "the file is damaged, or was not completely written or copied",
-        then=then or "copy, download or convert this file again",
+        hint=hint or "copy, download or convert this file again",
     )
 
 

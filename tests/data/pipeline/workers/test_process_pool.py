@@ -86,7 +86,7 @@ def test_a_bad_file_is_the_same_error_with_its_path(tree: Path, processes: Proce
     with pytest.raises(DataError) as caught:
         list(loader(dataset, processes).steps(0, 3))
     assert caught.value.where == str(broken)
-    assert caught.value.then
+    assert caught.value.hint
 
 
 def test_bad_files_are_replaced_as_by_threads(tree: Path, processes: ProcessPool) -> None:
@@ -131,7 +131,7 @@ def test_a_killed_worker_is_an_error_and_the_others_end_too(tree: Path) -> None:
     with pytest.raises(ResourceError, match="data worker process died") as caught:
         for _ in stream:
             pass
-    assert "SIGKILL" in caught.value.why and "threads" in caught.value.then
+    assert "SIGKILL" in caught.value.why and "threads" in caught.value.hint
     workers.close()
     assert not any(map(is_alive, ids))
 
@@ -301,7 +301,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_with_a_hint(tree: Path, pro
 
     with pytest.raises(UsageError, match="cannot be sent to worker processes") as caught:
         list(loader(Local(tree, "train"), processes).steps(0, 1))
-    assert "threads" in caught.value.then
+    assert "threads" in caught.value.hint
 
 
 def test_shared_arrays_are_read_only() -> None:

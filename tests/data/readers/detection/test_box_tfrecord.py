@@ -93,7 +93,7 @@ def test_bad_boxes_in_records_stop_are_skipped_or_clipped(tmp_path: Path) -> Non
     write(root, "val-00000-of-00001", [record("3", [(1, 0.1, 0.1, 0.9, 0.9)])])
     with pytest.raises(DataError, match="a box that has no area") as caught:
         opened(root)
-    assert "train-00000-of-00001, byte" in caught.value.where and "data.bad_boxes=skip" in caught.value.then
+    assert "train-00000-of-00001, byte" in caught.value.where and "data.bad_boxes=skip" in caught.value.hint
     skipped, clipped = opened(root, bad_boxes="skip"), opened(root, bad_boxes="clip")
     assert skipped.annotation(1).labels.tolist() == [1] and "2 boxes are unusable" in skipped.origin
     assert clipped.annotation(1).boxes_xyxy[:, 2].tolist() == pytest.approx([40, 8])

@@ -64,7 +64,7 @@ def test_an_invalid_coco_file_is_refused(coco: Path, message: str) -> None:
     rewrite(coco, BAD_FILES[message])
     with pytest.raises(DataError, match=message) as caught:
         opened(coco)
-    assert caught.value.where.endswith("instances_train2017.json") and caught.value.then
+    assert caught.value.where.endswith("instances_train2017.json") and caught.value.hint
 
 
 def test_a_class_id_with_another_name_in_validation_is_refused(coco: Path) -> None:

@@ -166,7 +166,7 @@ def test_counts_must_be_the_published_ones_unless_others_are_given(archives: Pat
     for expected, message in cases:
         with pytest.raises(DataError, match=message) as caught:
             open_splits(str(archives), "auto", labels, expected)
-        assert "--expect TRAIN,VAL" in caught.value.then
+        assert "--expect TRAIN,VAL" in caught.value.hint
         assert caught.value.code == ExitCode.DATA
 
 
@@ -202,7 +202,7 @@ def test_wrong_labels_are_reported_with_their_line(archives: Path, tmp_path: Pat
     with pytest.raises(DataError) as caught:
         open_splits(str(archives), "auto", tmp_path / "labels.txt", EXPECTED)
     assert why in caught.value.why
-    assert "--labels" in caught.value.then
+    assert "--labels" in caught.value.hint
 
 
 def test_without_labels_the_error_names_the_searched_files(archives: Path) -> None:
@@ -240,7 +240,7 @@ def test_without_scipy_the_error_says_what_to_install(devkit: Path, monkeypatch:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         validation_synsets(devkit, FILES, SYNSETS)
-    assert "pip install 'reconv[imagenet]'" in caught.value.then
+    assert "pip install 'reconv[imagenet]'" in caught.value.hint
 
 
 def test_archives_beside_image_folders_are_ambiguous(archives: Path, tree: Path, tmp_path: Path) -> None:

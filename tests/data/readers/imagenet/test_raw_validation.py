@@ -81,7 +81,7 @@ def test_some_of_the_images_keep_their_labels(raw: Path) -> None:
 def test_without_labels_the_error_names_what_was_looked_for(raw: Path) -> None:
     with pytest.raises(DataError, match="neither class folders nor a list of labels") as caught:
         FolderDataset(raw, "val")
-    assert "synset_labels.txt" in caught.value.why and "class folders" in caught.value.then
+    assert "synset_labels.txt" in caught.value.why and "class folders" in caught.value.hint
     assert [issue.kind for issue in check(str(raw), DataConfig(), 1).errors] == ["unreadable-split"]
 
 
