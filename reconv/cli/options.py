@@ -122,10 +122,36 @@ def bind_bare_json(args: Sequence[str]) -> list[str]:
     return bound
 
 
+# Commands of other programs, and ours for the same.
+_HINTS = {
+    "runs": "`reconv status` lists the runs",
+    "list": "`reconv recipes` lists the recipes, `reconv status` the runs",
+    "ls": "`reconv recipes` lists the recipes, `reconv status` the runs",
+    "models": "`reconv recipes --all` lists the networks with their recipes",
+    "compare": "`reconv report RUN RUN` compares runs",
+    "info": "`reconv inspect PATH` describes a run or a file, `reconv doctor` this machine",
+    "version": "`reconv --version` prints the version",
+    "help": "`reconv --help` lists the commands, `reconv COMMAND --help` describes one",
+    "fit": "`reconv train RECIPE` trains",
+    "finetune": "`reconv train finetune --data DIR --init WEIGHTS` adapts weights to your images",
+    "val": "`reconv eval RUN` evaluates",
+    "test": "`reconv eval RUN --split test` evaluates",
+    "evaluate": "`reconv eval RUN` evaluates",
+    "classify": "`reconv predict RUN IMAGE` predicts",
+    "detect": "`reconv predict RUN IMAGE` predicts",
+    "review": "`reconv data review RUN` finds wrong labels",
+}
+
+
 class CommandGroup(click.Group):
-    """A group that suggests the closest command for a misspelled one."""
+    """A group that suggests the closest command for a misspelled one, and prints summaries in full."""
 
     command_class = Command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first sentence of each command, which click would cut to fit on one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in self.commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -141,6 +167,9 @@ class CommandGroup(click.Group):
         except click.UsageError as error:
             from reconv.recipe.presets import nearest
 
+            hint = _HINTS.get(args[0]) if args and ctx.parent is None else None
+            if hint is not None:
+                raise click.UsageError(f"{error.message.partition(' Did you')[0]} {hint}.", ctx) from error
             close = nearest(args[0], self.list_commands(ctx)) if args else None
             if close is None or "Did you mean" in error.message:
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import RenderableType
     from rich.live import Live
+
+
+_MIN_SECONDS = {TrainProgress.kind: 5.0, EvalFinished.kind: 1.0}  # between two lines of a log
 
 
 class EventHandler(Protocol):
@@ -150,17 +154,35 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """Prints one line per event, for files, pipes and terminals that cannot move the cursor."""
+    """Prints one line per event, for files, pipes and terminals that cannot move the cursor.
+
+    Of progress and evaluations that follow each other within seconds only some are printed: a short run has a short
+    log. All of them are in the run's CSV files.
+    """
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
         self._lines = ConsoleLines(run_dir)
+        self._printed_s: dict[str, float] = {}  # when a line of this kind was printed last
 
     def on_event(self, event: Event) -> None:
-        for line in self._lines.lines(event):
-            print(line, file=self._stream, flush=True)
+        lines = self._lines.lines(event)
         if isinstance(event, TrainProgress):
-            print("  ".join(self._lines.progress(event)), file=self._stream, flush=True)
+            lines.append("  ".join(self._lines.progress(event)))
+        if lines and not self._is_too_soon(event):
+            for line in lines:
+                print(line, file=self._stream, flush=True)
+
+    def _is_too_soon(self, event: Event) -> bool:
+        """Whether a routine line was printed a moment ago."""
+        if not isinstance(event, TrainProgress | EvalFinished) or event.time_s is None:
+            return False
+        if event.step == self._lines.total_steps:
+            return False
+        if event.time_s - self._printed_s.get(event.kind, -math.inf) < _MIN_SECONDS[event.kind]:
+            return True
+        self._printed_s[event.kind] = event.time_s
+        return False
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         for line in final_lines(summary, self._lines.run_dir):

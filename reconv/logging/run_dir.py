@@ -206,7 +206,7 @@ def no_such_run(path: Path) -> CheckpointError:
     if close is not None:
         hint = f"did you mean {close}?"
     elif existing:
-        hint = f"use one of {', '.join(existing[:3])}{', ...' if len(existing) > 3 else ''}; reconv runs lists them"
+        hint = f"use one of {', '.join(existing[:3])}{', ...' if len(existing) > 3 else ''}; reconv status lists them"
     else:
         hint = "train first: reconv train quickstart"
     return CheckpointError("no such run", where=str(path), hint=hint)

@@ -245,6 +245,15 @@ def test_short_data_wait_names_no_bottleneck() -> None:
     assert ConsoleLines(None).lines(events[0]) == []
 
 
+def test_a_wait_of_less_than_two_seconds_is_no_reason_for_advice() -> None:
+    events: list[Event] = []
+    logger = waiting(clock_that_waited(0.4), events)
+    total = logger.plan.total_steps
+    logger.log(int(total * 0.4 / 1.8))  # 1.8 s in the whole run
+    logger.log(int(total * 0.4 / 2.2))
+    assert [event.bottleneck for event in events if isinstance(event, DataWait)] == ["", "decode"]
+
+
 def test_summary_has_the_data_time_by_stage(image_folder: Path, tmp_path: Path) -> None:
     summary, _ = trained(image_folder, tmp_path / "run")
     stages = summary["data_stage_s"]

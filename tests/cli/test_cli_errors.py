@@ -48,6 +48,32 @@ def test_every_reconv_error_has_its_exit_code(failing: dict[str, BaseException])
         assert _code(["fail"]) == kind.code
 
 
+def test_train_without_a_recipe_prints_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code(["train"]) == ExitCode.USAGE
+    assert sum(line.startswith("  reconv train ") for line in capsys.readouterr().err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["photos", "photos/"])
+def test_a_folder_in_place_of_the_recipe_is_the_data_of_finetune(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    assert _code(["train", name]) == ExitCode.DATA
+    assert f"training finetune --data {name}" in capsys.readouterr().err
+    assert _code(["train", "photo/"]) == ExitCode.DATA
+    assert "did you mean" in capsys.readouterr().err
+    assert _code(["train", name, "--data", "images"]) == ExitCode.USAGE
+    (Path("photos") / "recipe.yaml").touch()
+    assert _code(["train", name]) == ExitCode.USAGE
+    assert f"reconv resume {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["runs", "list", "models", "compare", "info", "version", "review"])
+def test_commands_of_other_programs_are_answered_by_ours(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code([name]) == ExitCode.USAGE
+    message = capsys.readouterr().err
+    named = message.split("`reconv ")[1].split("`")[0].split()
+    assert named[0] in cli.reconv.commands or named == ["--version"], message
+
+
 @pytest.mark.parametrize("args", [("predict", "nosuch", "a.jpg"), ("serve", "nosuch"), ("serve", "a=nosuch")])
 def test_a_run_that_does_not_exist_is_found_before_torch_is_imported(args: tuple[str, ...]) -> None:
     script = "import sys; from reconv.cli import _run; print(_run(sys.argv[1:]), 'torch' in sys.modules)"

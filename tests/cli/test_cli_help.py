@@ -136,3 +136,8 @@ except SystemExit:
     )
     assert "plain,quickstart" in done.stdout.splitlines()
     assert "heavy False" in done.stdout.splitlines()
+
+
+def test_summaries_of_commands_are_not_cut() -> None:
+    [listed, data] = _run(["--help"], ["data", "--help"])
+    assert "..." not in listed["text"].partition("Commands:")[2] + data["text"].partition("Commands:")[2]

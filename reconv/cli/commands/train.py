@@ -21,6 +21,7 @@ from reconv.cli.options import (
     emit_json,
     json_option,
     parse_settings,
+    print_note,
     set_option,
     shortcut_options,
     stop_after_option,
@@ -29,14 +30,20 @@ from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.cluster.launch import Launch
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import planned_world_size, read_launch_env
+from reconv.recipe.presets import preset_names
 from reconv.recipe.shortcuts import shortcut_overrides
 from reconv.trainer.options import RunOptions
 
 _DRY_RUN_STEPS = 10
+_NO_RECIPE = """name a recipe, for example
+  reconv train quickstart                                         built-in data, seconds on a CPU
+  reconv train finetune --data photos/ --init mobilenet_v2.pth    your images, weights of ImageNet
+  reconv train resnet50 --data /imagenet                          a reference recipe
+`reconv recipes` lists them"""
 
 
 @click.command(cls=Command)
-@click.argument("recipe", shell_complete=complete_recipes)
+@click.argument("recipe", required=False, shell_complete=complete_recipes)
 @click.option(
     "--data", metavar="DIR|URL", type=click.Path(), help="The dataset, in any known format; default: $DATA_DIR."
 )
@@ -75,7 +82,7 @@ _DRY_RUN_STEPS = 10
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(
-    recipe: str,
+    recipe: str | None,
     data: str | None,
     out: str | None,
     resume: bool,
@@ -92,7 +99,7 @@ def train(
     json_file: str | None,
     **options: Any,
 ) -> int:
-    """Train RECIPE, a preset or your own YAML file.
+    """Train RECIPE, a preset or your own YAML file; a folder of images in its place is trained by finetune.
 
     With --json, stdout has every event of the run as one JSON object per line, and the summary last; with
     --json FILE.json the summary is written to the file. Ctrl-C saves a checkpoint after the current step; --resume
@@ -110,6 +117,7 @@ def train(
       reconv train resnet50 --data s3://bucket/imagenet --out s3://bucket/runs/1 --resume
       reconv train resnet50 --data /imagenet --out /shared/run --elastic 1:4 --rendezvous node1:29400
     """
+    recipe, data = _recipe_and_data(recipe, data)
     overrides = recipe_overrides(options, planned_world_size(devices))
     silence_torch()
     start_cuda(device, 1 if elastic else devices)
@@ -128,6 +136,25 @@ def train(
         _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, elastic)
         return print_dry_run(run, launch, dry_run, json_file)
     return run_training(run, launch, out, json_file)
+
+
+def _recipe_and_data(recipe: str | None, data: str | None) -> tuple[str, str | None]:
+    """RECIPE and --data; a folder in RECIPE's place is the data of `finetune`."""
+    if recipe is None:
+        raise click.UsageError(_NO_RECIPE, click.get_current_context())
+    folder = Path(recipe)
+    if recipe in preset_names() or not (folder.is_dir() or recipe.endswith("/")):
+        return recipe, data
+    if (folder / "recipe.yaml").is_file():
+        raise UsageError(f"{recipe} is a run", hint=f"continue it: reconv resume {recipe}")
+    if data is not None:
+        raise UsageError(
+            f"{recipe} is a folder, and so is the data",
+            why=f"--data is {data}",
+            hint=f"name a recipe: reconv train finetune --data {data}",
+        )
+    print_note(f"training finetune --data {recipe}: RECIPE is a folder")
+    return "finetune", recipe
 
 
 def recipe_overrides(options: Mapping[str, Any], num_devices: int) -> list[Override]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reconv.trainer.loop import Trainer
 
 MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
+MIN_WAIT_S = 2.0  # of the whole run; less than that is not worth a setting
 
 
 @dataclass(slots=True)
@@ -64,7 +65,9 @@ class DataWaitLogger(TrainerCallback):
         self.is_logged = True
         fraction = min(1.0, self.clock.wait_s / self.clock.train_s) if self.clock.train_s > 0 else 0.0
         seconds = self.stage_times.seconds
-        stage = slowest_stage(seconds, self.clock.wait_s) if fraction >= MIN_WAIT_FRACTION else ""
+        run_wait_s = self.clock.wait_s * self.plan.total_steps / max(1, step)  # of the whole run, at this pace
+        is_worth_it = fraction >= MIN_WAIT_FRACTION and run_wait_s > MIN_WAIT_S
+        stage = slowest_stage(seconds, self.clock.wait_s) if is_worth_it else ""
         advice = data_wait_advice(stage, self.recipe, self.plan, self.dataset_kind, self.num_cores) if stage else ""
         self.logger.log(DataWait(step, fraction, seconds, stage, advice))
 
