@@ -3,8 +3,8 @@
     python -m benchmarks.traffic [step|setup|predict|resume|closure]
 
 A file is crossed if one of its functions is entered in any thread. What runs while a module is imported is not counted,
-nor are the callbacks and log lines of a training loop around a step. Each flow runs in a process of its own, on the CPU,
-with a folder of JPEG files. `closure` counts the modules that the predictor imports, and those after a prediction.
+nor are the callbacks and log lines of a training loop around a step. Each flow runs in a process of its own, on the CPU
+and with a folder of JPEG files. `closure` counts the modules that the predictor imports, and those after a prediction.
 """
 
 from __future__ import annotations
