@@ -53,6 +53,7 @@ class Case:
     rows: Callable[[Any], Iterable[Row]] | None = None  # reads the command's JSON; None: entered by hand
     value: str = "Reconv"  # heads of the columns
     baseline: str = "baseline"
+    label: tuple[str, str] = ("on", "")  # tells the case from others in one table: head and cell of a column
     data: str = ""  # what {data} has to be
 
 
@@ -232,6 +233,7 @@ CASES = {
             hardware="cuda",
             sources=("reconv/inference", *LOADER),
             rows=way_rows,
+            label=("on", "H200"),
         ),
         Case(
             name="predict-cpu",
@@ -242,6 +244,7 @@ CASES = {
             sources=("reconv/inference", *LOADER),
             rows=way_rows,
             baseline="Pillow, eager",
+            label=("on", "2 CPU cores"),
         ),
         Case(
             name="serve-h200",
@@ -252,6 +255,7 @@ CASES = {
             sources=("reconv/serve", "reconv/inference"),
             rows=server_rows,
             baseline="LitServe",
+            label=("on", "H200"),
         ),
         Case(
             name="serve-cpu",
@@ -261,6 +265,7 @@ CASES = {
             sources=("reconv/serve", "reconv/inference"),
             rows=server_rows,
             baseline="LitServe",
+            label=("on", "2 CPU cores"),
         ),
         Case(
             name="loading-cpu",
@@ -269,7 +274,8 @@ CASES = {
             data="an image folder",
             hardware="cpu",
             sources=LOADER,
-            value="times a Pillow pipeline",
+            value="rate",
+            label=("of", "a Pillow pipeline, one core"),
         ),
         Case(
             name="loading-cores-cpu",
@@ -278,7 +284,8 @@ CASES = {
             data="an image folder",
             hardware="cpu",
             sources=LOADER,
-            value="times one worker",
+            value="rate",
+            label=("of", "one worker"),
         ),
         Case(
             name="object-store-cpu",
@@ -287,7 +294,8 @@ CASES = {
             data="a folder of photographs",
             hardware="cpu",
             sources=("reconv/data",),
-            value="of the local rate",
+            value="rate",
+            label=("of", "the local rate"),
         ),
         Case(
             name="quickstart-time-cpu",
@@ -327,6 +335,7 @@ CASES = {
             sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
             rows=accuracy_rows,
             value="metric",
+            label=("on", "2 CPU cores"),
         ),
         Case(
             name="accuracy-h200",
@@ -338,6 +347,7 @@ CASES = {
             rows=accuracy_rows,
             value="metric",
             baseline="published",
+            label=("on", "H200"),
         ),
         Case(
             name="int8-cpu",

@@ -1,7 +1,7 @@
 """The tables and charts of README and of docs/results, made from the stored figures.
 
-A page is Markdown written by hand, with generated blocks between `<!-- figures: CASE -->` or `<!-- chart: CASE -->` and
-`<!-- end -->`; `<!-- published: TABLE -->` is one of published figures.
+A page is Markdown written by hand, with generated blocks between `<!-- figures: CASE ... -->` (one table of all the
+cases) or `<!-- chart: CASE -->` and `<!-- end -->`; `<!-- published: TABLE -->` is one of published figures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import charts, vendors
-from benchmarks.cases import CASES, HEADLINES, Case
+from benchmarks.cases import CASES, HEADLINES, Case, process_rows
 from benchmarks.results import DATA, ROOT, Result, Row, load
 
 PAGES = ("README.md", "docs/index.md", "docs/how-to/fuse.md", "docs/results/*.md")
@@ -52,17 +52,46 @@ def cases_of(text: str) -> list[str]:
     return list(dict.fromkeys(case for name in names for case in _cases(name)))
 
 
-def table(case: Case, result: Result) -> str:
-    """The figures of one case as a Markdown table, with what they were measured on below."""
-    rows = result.rows
+def table(*results: Result) -> str:
+    """The figures of one case or several as a Markdown table, with what they were measured on below."""
+    cases = [CASES[result.case] for result in results]
+    is_beside = len(cases) > 1 and all(case.rows is process_rows for case in cases)
+    lines = _phases(results) if is_beside else _figures(results)
+    return "\n".join([*lines, "", *_conditions(results), ""]) + "\n"
+
+
+def _figures(results: Sequence[Result]) -> list[str]:
+    """A line for each row; a column says which of several cases it is of."""
+    first = CASES[results[0].case]
+    rows = [row for result in results for row in result.rows]
     more = list(dict.fromkeys(name for row in rows for name in row.more))
     has_baseline = any(row.baseline for row in rows)
     units = {row.unit for row in rows}
-    value = case.value + (f", {units.pop()}" if len(units) == 1 and "" not in units else "")
-    head = ["", value, *([case.baseline, "ratio"] if has_baseline else []), "n", *more]
-    head += ["measured"] if any(row.date for row in rows) else []
-    lines = [_cells(_row(row, case, head, more, has_baseline)) for row in rows]
-    return "\n".join([_cells(head), _rule(len(head)), *lines, "", _conditions(result), ""]) + "\n"
+    value = first.value + (f", {units.pop()}" if len(units) == 1 and "" not in units else "")
+    has_dates = len({row.date or result.date for result in results for row in result.rows}) > 1
+    head = ["", *([first.label[0]] if len(results) > 1 else []), value]
+    head += [*([first.baseline, "ratio"] if has_baseline else []), "n", *more, *(["measured"] if has_dates else [])]
+    lines = [_cells(head), _rule(len(head))]
+    for result in results:
+        for row in result.rows:
+            case = CASES[result.case]
+            name, *cells = _row(row, case, head, more)
+            label = [case.label[1]] if len(results) > 1 else []
+            date = [row.date or result.date] if has_dates else []
+            lines.append(_cells([name, *label, *cells, *date]))
+    return lines
+
+
+def _phases(results: Sequence[Result]) -> list[str]:
+    """A line for each phase of a process, and a column for each process."""
+    names = list(dict.fromkeys(row.name for result in results for row in result.rows))
+    found = [{row.name: row for row in result.rows} for result in results]
+    head = [
+        "seconds",
+        *(f"{CASES[result.case].title.partition(', phases')[0]} (n = {result.rows[0].n})" for result in results),
+    ]
+    lines = [[name, *(_range(rows[name]) if name in rows else "" for rows in found)] for name in names]
+    return [_cells(head), _rule(len(head)), *map(_cells, lines)]
 
 
 def headlines() -> str:
@@ -95,7 +124,8 @@ def _block(kind: str, name: str, page: Path) -> str:
     if kind == "figures":
         if name == "headlines":
             return headlines()
-        return table(CASES[name], load(name)) if name in stored_cases() else "\nNot measured yet.\n\n"
+        measured = [load(case) for case in name.split() if case in stored_cases()]
+        return table(*measured) if measured else "\nNot measured yet.\n\n"
     folder = os.path.relpath(IMAGES, page.parent)
     light, dark = (f"{folder}/{name}-{palette}.svg" for palette in ("light", "dark"))
     return (
@@ -131,22 +161,36 @@ def _chart_title(name: str) -> str:
     )
 
 
-def _row(row: Row, case: Case, head: Sequence[str], more: Sequence[str], has_baseline: bool) -> list[str]:
-    value = number(row.value) + ("" if head[1].endswith(f", {row.unit}") or not row.unit else f" {row.unit}")
-    if row.low is not None and row.high is not None:
-        value += f" ({number(row.low)} to {number(row.high)})"
-    cells = [row.name, value]
-    if has_baseline:
-        name = f" {row.baseline_name}" if row.baseline_name and row.baseline_name != case.baseline else ""
+def _row(row: Row, case: Case, head: Sequence[str], more: Sequence[str]) -> list[str]:
+    is_in_head = any(cell.endswith(f", {row.unit}") for cell in head)
+    value = number(row.value) + ("" if is_in_head or not row.unit else f" {row.unit}")
+    cells = [row.name, _range(row, value)]
+    if "ratio" in head:
+        name = row.baseline_name or case.baseline
+        name = "" if name in (*head, "baseline") else f" {name}"
         cells += [number(row.baseline) + name if row.baseline else "", f"**{ratio(row)}**" if row.ratio else ""]
-    cells += [str(row.n or ""), *(row.more.get(column, "") for column in more)]
-    return cells + ([row.date] if "measured" in head else [])
+    return [*cells, str(row.n or ""), *(row.more.get(column, "") for column in more)]
 
 
-def _conditions(result: Result) -> str:
+def _range(row: Row, value: str = "") -> str:
+    """A median, with the lowest and highest value where they are known."""
+    value = value or number(row.value)
+    if row.low is None or row.high is None:
+        return value
+    return f"{value} ({number(row.low)} to {number(row.high)})"
+
+
+def _conditions(results: Sequence[Result]) -> list[str]:
+    """Date, hardware, versions and the command that measures again."""
+    if len(results) == 1:
+        return [f"{_measured_on(results[0])}:", "", f"    {_command(results[0])}"]
+    return [f"- {_measured_on(result)}: `{_command(result)}`" for result in results]
+
+
+def _measured_on(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     commit = f", commit `{result.commit}`" if result.commit else ""
-    return f"{result.date}, {result.hardware}; {versions}{commit}:\n\n    {_command(result)}"
+    return f"{result.date}, {result.hardware}; {versions}{commit}"
 
 
 def _command(result: Result) -> str:

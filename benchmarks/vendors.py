@@ -1,4 +1,6 @@
-"""The tables of `docs/results/vendors.md`: what vendors have published, by chip, beside one H200 and what is predicted.
+"""What vendors have published, by chip, beside one H200 and what is predicted: the tables of two pages.
+
+`docs/results/vendors.md` has the newest figures of training, `reference/published-figures.md` of the site all of them.
 
 Published figures are `reconv/recipes/published.csv`, ours the stored results of `docs/results/data`, predictions those
 of `reconv plan` for H200s.
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.cases import NETWORKS
-from benchmarks.results import load
+from benchmarks.results import ROOT, load
 from reconv.planner.cluster import Cluster, ClusterPrediction, dataset_size, predict_cluster
 from reconv.planner.device_kinds import find_device_kind
 from reconv.planner.step_time import known_step_time
@@ -21,6 +23,8 @@ from reconv.recipe.presets import preset_names
 from reconv.recipe.published import Figure, accuracy_text, published_figures
 from reconv.recipe.schema import Recipe
 
+PAGE = ROOT / "docs" / "generators" / "published_figures.md"
+NEWEST = ("V100 16 GB", "A100 80 GB", "Gaudi")  # chips of the short table
 PREDICTED_DEVICES = (8, 64)
 OURS, PREDICTED = "H200, measured", "H200, predicted"
 _LABELS = {loader.load(name).recipe.model.name: label for name, label in NETWORKS.items() if "+" not in name}
@@ -75,6 +79,11 @@ def table(name: str) -> str:
         [*key, *(_merged(cells.get(column, []), spec.with_earlier) for column in columns)] for key, cells in ordered
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *lines]) + "\n"
+
+
+def page() -> str:
+    """The page of all published figures."""
+    return PAGE.read_text(encoding="utf-8").format_map({name: table(name) for name in _TABLES})
 
 
 def program(figure: Figure) -> str:
@@ -136,6 +145,19 @@ def _our_training() -> Iterator[tuple[tuple[str, ...], str, str]]:
                 PREDICTED,
                 f"{prediction.images_per_s:,.0f} ({low:,.0f} to {high:,.0f})",
             )
+
+
+def _our_overview() -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Those in half precision of one and eight devices, from any program."""
+    for (_, network, precision, devices), column, text in _our_training():
+        if precision == "half" and devices in ("1", "8"):
+            yield (network, devices), column, text
+
+
+def _overview_cell(figure: Figure) -> str:
+    is_shown = figure.precision == "half" and figure.devices in (1, 8) and figure.hardware in NEWEST
+    is_wide = figure.network.endswith("_widese")
+    return _number(figure.images_per_s) if is_shown and not is_wide else ""
 
 
 def _our_hours() -> Iterator[tuple[tuple[str, ...], str, str]]:
@@ -210,6 +232,13 @@ def _row_order(key: tuple[str, ...]) -> list[tuple[bool, int, str]]:
 
 
 _TABLES = {
+    "overview": _Table(
+        ("training",),
+        lambda f: (_LABELS[f.network], str(f.devices)),
+        ("network", "devices"),
+        _overview_cell,
+        with_earlier=False,
+    ),
     "training": _Table(
         ("training",), _training_row, ("program", "network", "precision", "devices"), lambda f: _number(f.images_per_s)
     ),
@@ -228,6 +257,7 @@ _TABLES = {
     "serving": _Table(("serving",), _serving_row, ("network", "precision", "server", "load"), _speed),
 }
 _OURS: dict[str, Callable[[], Iterable[tuple[tuple[str, ...], str, str]]]] = {
+    "overview": _our_overview,
     "training": _our_training,
     "time": _our_hours,
     "inference": _our_inference,

@@ -13,6 +13,7 @@ from benchmarks import pages, results
 from benchmarks.cases import CASES, HEADLINES, process_rows, server_rows, training_rows
 from benchmarks.results import Result, Row
 
+SERVERS = ("serve-h200", "serve-cpu")
 RESULT = Result(
     case="training-h200",
     command="python -m benchmarks.throughput",
@@ -46,6 +47,26 @@ def test_every_stored_result_belongs_to_a_case_and_every_page_shows_stored_ones(
     assert set(pages.stored_cases()) <= set(CASES)
     shown = {name for path in results.ROOT.glob("docs/results/*.md") for name in pages.cases_of(path.read_text())}
     assert set(pages.stored_cases()) <= shown
+
+
+def test_a_page_has_one_table_of_figures_and_all_are_short() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in results.ROOT.glob("docs/results/*.md")}
+    counts = {name: sum(match[2] != "chart" for match in pages.BLOCK.finditer(text)) for name, text in texts.items()}
+    assert {name: count for name, count in counts.items() if count > 1} == {}
+    assert sum(len(text.split()) for text in texts.values()) < 8000
+
+
+def test_processes_are_columns_and_other_cases_rows_of_one_table() -> None:
+    process = replace(RESULT, case="photos-time-h200", rows=(Row(name="imports", value=2.0, unit="s", n=3),))
+    other = replace(
+        process, case="quickstart-time-cpu", rows=(Row(name="saves", value=1.0, unit="s", low=0.5, high=2.0),)
+    )
+    table = pages.table(process, other)
+    assert "| imports | 2 |  |\n| saves |  | 1 (0.50 to 2) |" in table
+    servers = [replace(RESULT, case=name, rows=(Row(name=name, value=9.0, unit="requests/s"),)) for name in SERVERS]
+    table = pages.table(servers[0], replace(servers[1], date="2026-01-01"))
+    assert "| serve-h200 | H200 | 9 |  | 2026-11-19 |\n| serve-cpu | 2 CPU cores | 9 |  | 2026-01-01 |" in table
+    assert "python -m benchmarks run serve-cpu" in table
 
 
 def test_headlines_name_rows_that_exist() -> None:
@@ -85,7 +106,7 @@ def test_a_ratio_above_one_is_better_than_the_baseline() -> None:
 
 
 def test_a_table_has_the_range_the_baseline_and_the_conditions() -> None:
-    table = pages.table(CASES["training-h200"], RESULT)
+    table = pages.table(RESULT)
     assert "| ResNet-50 | 1,200 (1,100 to 1,300) | 800 | **1.50** | 5 |" in table
     assert "2026-11-19, a GPU; torch 2.13, commit `abc`" in table
     assert "python -m benchmarks run training-h200" in table

@@ -30,6 +30,7 @@ import recipe_fields_page  # noqa: E402
 from benchmarks import pages as figures  # noqa: E402
 from benchmarks.results import changed_sources  # noqa: E402
 from benchmarks.results import load as load_result  # noqa: E402
+from benchmarks.vendors import page as published_figures_page  # noqa: E402
 from reconv.recipe.json_schema import recipe_json_schema  # noqa: E402
 
 # Files of the repository's root that are pages of the site.
@@ -50,6 +51,7 @@ BOOSTS = {
     "decisions": 0.3,
     "contributing": 0.3,
 }
+WIDE_PAGES = ("coming-from/coverage.md", "reference/published-figures.md")
 CHART = re.compile(r'<picture><source [^>]* srcset="([^"]+)"><img src="([^"]+)" alt="([^"]*)"></picture>')
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 DRAWING = re.compile(r"^!\[[^\]]*\]\((images/[\w-]+\.svg)\)$", re.MULTILINE)
@@ -93,6 +95,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "coming-from/coverage.md": coverage_page.render(),
         "reference/cli.md": cli_page.render(),
         "reference/events.md": events_page.render(),
+        "reference/published-figures.md": published_figures_page(),
         "reference/recipe.schema.json": json.dumps(recipe_json_schema(), indent=1) + "\n",
     }
     for name, target in ROOT_PAGES.items():
@@ -148,7 +151,7 @@ def _hidden(uri: str) -> list[str]:
     """Columns beside a page that it does without: pages of wide tables need the room."""
     if uri == "index.md":
         return ["navigation"]
-    return ["toc"] if uri.startswith("results/") or uri == "coming-from/coverage.md" else []
+    return ["toc"] if uri.startswith("results/") or uri in WIDE_PAGES else []
 
 
 def _siblings(file: File, files: Files) -> str:
