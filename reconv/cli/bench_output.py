@@ -98,6 +98,21 @@ def print_inference(result: dict[str, Any]) -> None:
         )
 
 
+def loadgen_lines(result: dict[str, Any]) -> list[str]:
+    """LoadGen's verdict, rate, latencies and accuracy as text."""
+    latencies = result["latency_ms"]
+    shown = ", ".join(f"{name} {latencies[name]:.2f} ms" for name in ("p50", "p90", "p99") if name in latencies)
+    rate = "" if result["images_per_s"] is None else f"{result['images_per_s']:,.1f} images/s, "
+    lines = [f"{result['scenario']}: {'VALID' if result['valid'] else 'INVALID'} by LoadGen; {rate}{shown}"]
+    lines += [f"LoadGen: {text}" for text in result["recommendations"]]
+    if result["accuracy"] is not None:
+        lines.append(f"accuracy {result['accuracy']:.2%} of {result['num_images']:,} images, by LoadGen's accuracy log")
+    return [
+        *lines,
+        f"backend {result['backend']}, {result['inference_precision']}; summary and logs: {result['folder']}",
+    ]
+
+
 def print_published(result: dict[str, Any]) -> None:
     """A table of the result beside published figures of the same network."""
     from reconv.bench.published import figures_of

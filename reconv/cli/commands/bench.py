@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from reconv.cli.bench_output import (
     data_lines,
+    loadgen_lines,
     print_data_paths,
     print_inference,
     print_published,
@@ -19,6 +21,7 @@ from reconv.cli.options import (
     DEVICE_HELP,
     Command,
     CommandGroup,
+    Override,
     complete_recipes,
     emit_json,
     json_option,
@@ -33,6 +36,9 @@ from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import read_launch_env
 from reconv.recipe.shortcuts import shortcut_overrides
+
+if TYPE_CHECKING:
+    from reconv.core.custom_code import TrustCode
 
 MIN_WINDOWS = 5
 
@@ -192,6 +198,27 @@ def train(
 @click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, eager and compiled.")
 @click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
 @_published_option
+@click.option(
+    "--loadgen",
+    type=click.Choice(["offline", "server", "single", "multi"]),
+    help="Let MLCommons' LoadGen ask for images by this scenario; needs reconv[loadgen].",
+)
+@click.option(
+    "--duration", metavar="S", type=click.FloatRange(min=0.1), help="Least seconds of a LoadGen test; default: 60."
+)
+@click.option(
+    "--target-qps",
+    metavar="N",
+    type=click.FloatRange(min=0.1),
+    help="Images/s that --loadgen server asks for.",
+)
+@click.option(
+    "--target-latency",
+    metavar="MS",
+    type=click.FloatRange(min=0.1),
+    help="Limit of the 99th percentile of --loadgen server; default: 15 ms.",
+)
+@click.option("--out", metavar="DIR", type=click.Path(), help="Folder for LoadGen's logs; default: loadgen/SCENARIO.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @set_option
 @trust_option
@@ -206,6 +233,11 @@ def infer(
     compare: bool,
     baselines: str | None,
     published: bool,
+    loadgen: str | None,
+    duration: float | None,
+    target_qps: float | None,
+    target_latency: float | None,
+    out: str | None,
     device: str,
     settings: tuple[str, ...],
     trust_code: bool,
@@ -221,6 +253,8 @@ def infer(
     With --data, images are read and decoded as by `predict`: the latency is from files to predictions, and for the
     throughput the next batches are read while the network computes.
 
+    With --loadgen, MLCommons' LoadGen asks for images, measures and judges; they are decoded before.
+
     \b
     Examples:
       reconv bench infer resnet50
@@ -230,10 +264,20 @@ def infer(
       reconv bench infer resnet50 --batches 1,32 --baselines "torchvision channels_last"
       reconv bench infer resnet50 --concurrency 1,4,16
       reconv bench infer resnet50 --set precision.mode=bf16 --published
+      reconv bench infer runs/resnet50/1 --loadgen server --target-qps 500 --out loadgen/server
     """
     compare = compare or baselines is not None
     if data is not None and compare:
         raise UsageError("--compare measures networks alone, and --data files", hint="leave one of them out")
+    if loadgen is not None:
+        measured = {"--batches": batches, "--concurrency": concurrency, "--iterations": iterations}
+        _refuse("--loadgen measures by its own rules", measured | {"--compare": compare, "--published": published})
+        log, trust = _choose_log(quiet, json_file), trust_or_ask(trust_code)
+        test = (loadgen, duration, target_qps, target_latency, out)
+        _infer_by_loadgen(target, test, data, parse_settings(settings), device, trust, log, json_file)
+        return
+    alone = {"--duration": duration, "--target-qps": target_qps, "--target-latency": target_latency, "--out": out}
+    _refuse("these options are LoadGen's; add --loadgen SCENARIO", alone)
     options: dict[str, Any] = {
         "overrides": parse_settings(settings),
         "device": device,
@@ -270,6 +314,37 @@ def infer(
         print_line(line)
     if published:
         print_published(result)
+
+
+def _infer_by_loadgen(
+    target: str,
+    test: tuple[str, float | None, float | None, float | None, str | None],
+    data: str | None,
+    overrides: list[Override],
+    device: str,
+    trust_code: TrustCode,
+    log: Callable[[str], None],
+    json_file: str | None,
+) -> None:
+    """Run one of LoadGen's tests and print its verdict."""
+    from reconv.bench.loadgen import DURATION_S, TARGET_LATENCY_MS, LoadGenConfig, bench_loadgen
+
+    scenario, duration, target_qps, target_latency, out = test
+    config = LoadGenConfig(
+        cast(Any, scenario),
+        Path(out or f"loadgen/{scenario}"),
+        duration or DURATION_S,
+        target_qps,
+        target_latency or TARGET_LATENCY_MS,
+    )
+    result = bench_loadgen(
+        target, config, data=data, overrides=overrides, device=device, trust_code=trust_code, log=log
+    )
+    if json_file is not None:
+        emit_json(result, json_file)
+        return
+    for line in (*loadgen_lines(result), *result["notes"]):
+        print_line(line)
 
 
 @bench.command("data", cls=Command)
@@ -342,6 +417,13 @@ def data(
 def _choose_log(quiet: bool, json_file: str | None) -> Callable[[str], None]:
     """Prints progress unless only the result is wanted; importable, so that other processes can use it."""
     return _no_log if quiet or json_file is not None else print_line
+
+
+def _refuse(why: str, options: dict[str, Any]) -> None:
+    """Raise `UsageError` if one of these options was given."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UsageError(f"{', '.join(given)} cannot be used here", why=why, hint=f"leave out {', '.join(given)}")
 
 
 def _no_log(text: str) -> None:
