@@ -95,6 +95,24 @@ def test_module_names_say_what_is_inside() -> None:
     assert {name for name, _ in modules()}.isdisjoint(VAGUE_MODULE_NAMES)
 
 
+BANNED_OPENINGS = {"What", "How", "Where", "Why", "Which", "When", "Who", "Whether", "If", "That"}
+
+
+def docstrings(file: Path) -> Iterator[str]:
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    texts = [(text, file) for file in FILES for text in docstrings(file)]
+    assert len(texts) > 4000
+    banned = [f"{file}: {text}" for text, file in texts if re.split(r"\W", text, maxsplit=1)[0] in BANNED_OPENINGS]
+    assert banned == []
+
+
 def test_only_the_distributed_package_imports_torch_distributed() -> None:
     """And the optimizer that is sharded, and the agent that makes a store for its nodes."""
     using = [file for file in FILES if any(name.startswith("torch.distributed") for name in imports(file))]

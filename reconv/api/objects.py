@@ -50,7 +50,7 @@ class PythonObjects:
 
 
 def pair_of(data: Any, train_data: Any, val_data: Any) -> Any:
-    """What `data` is, where it may be given as `train_data` and `val_data`."""
+    """Pair of datasets from `data`, or from `train_data` and `val_data`."""
     if train_data is None and val_data is None:
         return data
     if data is not None:
@@ -67,7 +67,9 @@ def pair_of(data: Any, train_data: Any, val_data: Any) -> Any:
 
 
 def fit_to_objects(objects: PythonObjects, loss: Any, data: Any) -> list[Override]:
-    """What follows from the objects where no recipe is given: the size of the images, and targets for a custom loss."""
+    """Overrides that follow from the objects if no recipe is given: the size of the images, and targets for a custom
+    loss.
+    """
     fitted: list[Override] = []
     if loss is not None:
         why = "train(loss=...): a custom loss gets class indices"

@@ -1,4 +1,4 @@
-"""What training returns: the run directory, its summary, its history and the trained model."""
+"""The result of training: the run directory, its summary, its history and the trained model."""
 
 from __future__ import annotations
 

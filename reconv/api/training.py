@@ -155,7 +155,7 @@ def _launch_of(devices: int | None, launch: Launch | Ray | None) -> Launch | Ray
 
 
 def in_ipython() -> bool:
-    """Whether this code runs in a notebook or an IPython shell."""
+    """True in a notebook or an IPython shell."""
     module = sys.modules.get("IPython")
     return module is not None and module.get_ipython() is not None
 

@@ -170,7 +170,7 @@ def open_model(
     trust_code: TrustCode = False,
     built_as: Callable[[Recipe], Recipe] = lambda recipe: _without_compile(recipe),
 ) -> tuple[SavedModel, Network, Device]:
-    """What was saved with a run or checkpoint, or would be with a recipe, and its network on the device.
+    """Saved model of a run or checkpoint, or that of a recipe, and its network on the device.
 
     `built_as` gives the recipe that the network is built from. The weights of a recipe are random.
     """
@@ -236,12 +236,12 @@ def _without_compile(recipe: Recipe) -> Recipe:
 
 
 def _uses_compile(recipe: Recipe, device: Device) -> bool:
-    """Whether the network is compiled by torch.compile: where the recipe insists, and on Gaudi."""
+    """True if the network is compiled by torch.compile: where the recipe insists, and on Gaudi."""
     return uses_compile(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
 
 
 def _graph_capture(recipe: Recipe, device: Device) -> CudaGraph | None:
-    """What captures inference as a CUDA graph; None if the recipe or the device has none."""
+    """Graph capture for inference; None if the recipe or the device has none."""
     if recipe.engine.cuda_graphs == "off" or recipe.engine.compile != "auto":
         return None
     return device.graph_capture()
@@ -266,7 +266,7 @@ def _prepare(
 
 @dataclass(frozen=True, slots=True)
 class LatencyConfig:
-    """How many iterations are measured per batch size, or for how many seconds."""
+    """Iterations or seconds to measure for each batch size."""
 
     iterations: int | None
     seconds: float

@@ -185,7 +185,7 @@ def _client(predictor: Predictor, real: RealImages, batch: int) -> Callable[[], 
 
 
 def _notes(real: RealImages, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the numbers do not include."""
+    """Notes on what the numbers do not include."""
     notes = ["files are in the page cache after their first read; the first read of a cold disk is slower"]
     if real.read_from == "memory":
         notes = ["images were taken out of their shards before; decoding is measured, reading is not"]

@@ -24,7 +24,7 @@ def add_published(result: dict[str, Any]) -> None:
 
 
 def figures_of(result: dict[str, Any]) -> tuple[list[Figure], list[Figure]]:
-    """What was measured and what is published, of a result that has been through `add_published`."""
+    """Measured and published figures of a result that has been through `add_published`."""
     ours = _ours(result, Recipe.model_validate(result["recipe"]))
     return ours, [Figure(**row) for row in result["published"]]
 

@@ -34,7 +34,7 @@ class StepLoader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimingConfig:
-    """How much is measured; `steps` per window, None: as many as make a window long enough."""
+    """Amount to measure; `steps` per window, None: as many as make a window long enough."""
 
     windows: int = 7
     steps: int | None = None
@@ -81,7 +81,7 @@ class StepTimer:
 
     @property
     def can_measure(self) -> bool:
-        """Whether the parts of a step can be timed on this device."""
+        """True if the parts of a step can be timed on this device."""
         return self.device.kind in ("cpu", "cuda")
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
@@ -96,7 +96,7 @@ class StepTimer:
 
     @property
     def has_captured(self) -> bool:
-        """Whether parts are timed inside a CUDA graph, where each replay overwrites the times of the one before."""
+        """True if parts are timed inside a CUDA graph, where each replay overwrites the times of the one before."""
         return bool(self._captured)
 
     def read_captured(self) -> None:

@@ -122,7 +122,7 @@ def _measure(
 
 
 def _notes(run: PreparedRun, measured: MeasuredStep) -> list[str]:
-    """What the numbers do not include."""
+    """Notes on what the numbers do not include."""
     plan, notes = run.plan, []
     if not measured.timings.parts_s:
         notes.append(f"the parts of a step cannot be timed on {run.device.kind}")

@@ -61,7 +61,7 @@ class Datasets:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """What the data is, for people: of training, then of validation."""
+        """Descriptions of the data for people: of training, then of validation."""
         return ("; ".join((self.train.origin, *self.notes)), "; ".join((self.val.origin, *self.notes)))
 
     def fingerprint(self) -> dict[str, str]:
@@ -150,7 +150,7 @@ def with_checked_images(recipe: Recipe, datasets: Datasets) -> Datasets:
 
 
 def cache_size(datasets: Datasets) -> CacheSize | None:
-    """How much a cache of these datasets needs and may use; None if they are not cached."""
+    """Bytes that a cache of these datasets needs and may use; None if they are not cached."""
     caches = [dataset for dataset in (datasets.train, datasets.val) if isinstance(dataset, CachedDataset)]
     return CacheSize(sum(cache.estimated_bytes for cache in caches), caches[0].budget_bytes) if caches else None
 
@@ -218,7 +218,7 @@ def check_has_objects(dataset: DetectionDataset) -> None:
 
 
 def describe_dropped_boxes(dataset: Dataset, max_boxes: int) -> str:
-    """How many boxes do not fit into a batch; empty if all do."""
+    """Note on boxes that do not fit into a batch; empty if all do."""
     counts = dataset.box_counts() if isinstance(dataset, DetectionDataset) else np.zeros(0, np.int64)
     dropped = np.maximum(counts - max_boxes, 0)
     if not dropped.any():
@@ -244,12 +244,12 @@ def build_bad_samples(
 
 
 def sample_pipeline_maker(recipe: Recipe) -> MakeSamplePipeline:
-    """What makes the sample pipelines of the recipe's task."""
+    """Factory of the sample pipelines of the recipe's task."""
     return make_detection_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
 
 
 def fills_from_files(recipe: Recipe, dataset: Dataset) -> bool:
-    """Whether the native decoder can crop many training images in one call."""
+    """True if the native decoder can crop many training images in one call."""
     augment = effective_augment(recipe.augment).model_copy(update={"decoder": "native"})
     is_plain = recipe.task == "classification" and can_fill_from_files(recipe.data.preprocess, augment)
     return is_plain and has_jpeg_files(dataset)

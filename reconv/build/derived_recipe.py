@@ -45,7 +45,7 @@ class DerivedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class HeadMeasurement:
-    """What may be done to measure the input of a pretrained network's last layer.
+    """Permissions to measure the input of a pretrained network's last layer.
 
     By default nothing is downloaded, and no network runs that only the weights name: it may be the code of others.
     """
@@ -95,7 +95,7 @@ def _as_overrides(derived: Sequence[Derivation]) -> list[Override]:
 def _measure_head(
     recipe: Recipe, dataset: Dataset, measurement: HeadMeasurement | None, *, is_named_by_user: bool
 ) -> HeadFacts | None:
-    """What the recipe's network feeds its last layer; None where it is not to be downloaded or run for that."""
+    """Input of the last layer of the recipe's network; None if it is not to be downloaded or run for that."""
     from reconv.build.head_features import head_facts  # the network and the loaders; most recipes need neither
 
     assert recipe.model.init is not None
@@ -122,7 +122,7 @@ def _open_training_set(recipe: Recipe) -> Dataset:
 
 
 def data_facts(recipe: Recipe, dataset: Dataset) -> DataFacts:
-    """What the rules need to know of the training set of a recipe."""
+    """Facts about the training set of a recipe, for the rules."""
     if isinstance(dataset, DetectionDataset):
         return _box_facts(dataset)
     return DataFacts(len(dataset), class_counts(dataset), _short_side(dataset, recipe))

@@ -89,7 +89,7 @@ def _images(recipe: Recipe, dataset: Dataset) -> Tensor | None:
 
 @torch.no_grad()
 def head_input(model: nn.Module, layer: nn.Module, images: Tensor, *, batch_statistics: bool) -> Tensor:
-    """What a layer gets for images in evaluation: one row for each, or for each position if it is applied to several.
+    """Input of a layer for images in evaluation: one row for each, or for each position if it is applied to several.
 
     With `batch_statistics` batch norms work as in training, and change their running statistics.
     """

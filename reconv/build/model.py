@@ -61,7 +61,7 @@ def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0) -> nn.Mo
 def build_activation_checkpointing(
     model: nn.Module, recipe: Recipe, dtype: torch.dtype
 ) -> ActivationCheckpointing | None:
-    """Which stages are recomputed in the backward pass; None: activations are kept."""
+    """Stages to recompute in the backward pass, or None to keep activations."""
     segments = recipe.memory.checkpoint_segments
     if segments:
         check_splits(model, segments, len(segments) + 1, image_shape(recipe), "memory.checkpoint_segments")
@@ -92,7 +92,7 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
 
 
 def uses_compile(recipe: Recipe, device: Device) -> bool:
-    """Whether networks and losses go through torch.compile; `auto` means on CUDA, and on Gaudi in eager mode."""
+    """True if networks and losses go through torch.compile; `auto` means on CUDA, and on Gaudi in eager mode."""
     memory = recipe.memory
     if memory.activation_checkpointing != "off" or memory.checkpoint_segments or recipe.parallel.pipeline_stages > 1:
         return False
@@ -114,14 +114,14 @@ def compile_for(function: Callable[..., Any], device: Device) -> Callable[..., A
 
 
 def uses_fused_kernels(recipe: Recipe, device: Device) -> bool:
-    """Whether fused kernels replace the layers they support, in training."""
+    """True if fused kernels replace the layers they support, in training."""
     engine = recipe.engine
     wanted = engine.fused_kernels == "on" or (engine.fused_kernels == "auto" and engine.compile == "auto")
     return wanted and _supports_kernels(recipe, device)
 
 
 def uses_max_pool_kernels(recipe: Recipe, device: Device) -> bool:
-    """Whether kernels replace the max-pools of networks for which that was measured, and nothing else, in training."""
+    """True if kernels replace the max-pools of networks for which that was measured, and nothing else, in training."""
     engine = recipe.engine
     return engine.fused_kernels == "auto" and engine.compile == "off" and _supports_kernels(recipe, device)
 
@@ -132,7 +132,7 @@ def _supports_kernels(recipe: Recipe, device: Device) -> bool:
 
 
 def compiles_network(recipe: Recipe, num_classes: int, device: Device) -> bool:
-    """Whether the network goes through torch.compile, which it does not with fused kernels."""
+    """True if the network goes through torch.compile, which it does not with fused kernels."""
     if not (uses_compile(recipe, device) and uses_fused_kernels(recipe, device)):
         return uses_compile(recipe, device)
     with torch.device("meta"):
@@ -174,7 +174,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
 
 
 def build_graph_capture(recipe: Recipe, device: Device, process_group: ProcessGroup) -> CudaGraph | None:
-    """What captures whole steps as CUDA graphs; None: operations are launched one by one.
+    """The capturer of whole steps, or None to launch eagerly.
 
     With several ranks only where the recipe insists: NCCL must be able to capture the collectives.
     """

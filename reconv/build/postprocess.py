@@ -31,7 +31,7 @@ def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], D
 
 
 def build_postprocess_config(recipe: Recipe) -> PostprocessConfig:
-    """Which raw outputs of a detector become detections."""
+    """Settings that select a detector's detections from its raw outputs."""
     section = recipe.detection
     return PostprocessConfig(
         section.score_threshold, section.nms_iou, section.topk_candidates, section.detections_per_image

@@ -186,7 +186,7 @@ def allow_code(recipe: Recipe, trust_code: TrustCode, path: Path, model: Any = N
 
 
 def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:
-    """Which weights of a checkpoint to load: those of the named file; else, for `auto`, EMA where there is one."""
+    """Select the weights of a checkpoint to load: those of the named file; else, for `auto`, EMA where there is one."""
     if located.kind == "weights":
         return "ema" if located.weights.name == EMA else "raw"
     if weights == "auto":

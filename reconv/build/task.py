@@ -92,7 +92,7 @@ def _check_trained_loss(recipe: Recipe) -> None:
 
 
 def uses_bce(recipe: Recipe) -> bool:
-    """Whether the loss is the binary cross-entropy, unless the user gives another."""
+    """True if the loss is the binary cross-entropy, unless the user gives another."""
     return recipe.loss.name == "bce" or recipe.task == "multilabel"
 
 

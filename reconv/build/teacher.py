@@ -72,7 +72,7 @@ def open_teacher(
 def read_teacher(
     recipe: Recipe, class_names: tuple[str, ...], trust_code: bool, log: Callable[[str], None] | None = None
 ) -> SavedModel | None:
-    """What was saved with the teacher of a recipe, if it has one; raises if the student cannot learn from it."""
+    """Saved model of a recipe's teacher, if it has one; raises if the student cannot learn from it."""
     section = recipe.distill
     if section.teacher is None:
         return None

@@ -1,4 +1,4 @@
-"""What is trained: the network with its task, optimizer and EMA, and the training step on them.
+"""The training state: a network with its task, optimizer and EMA, and the training step on them.
 
 A resumed run is built from its recipe exactly like a new one, and then loads the tensors of the checkpoint.
 """
@@ -222,14 +222,14 @@ def build_run_optimizer(
 
 
 def _build_rounding(recipe: Recipe) -> Rounding | None:
-    """How updated half-precision weights are rounded; None where weights are float32."""
+    """Rounding of updated half-precision weights; None if weights are float32."""
     if recipe.precision.mode != "16.16":
         return None
     return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
 
 
 def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = None) -> ParallelStrategy:
-    """How the ranks train the network, and the parameters of a loss, together."""
+    """Strategy by which the ranks train the network, and the parameters of a loss."""
     parallel, plan = run.recipe.parallel, run.plan
     ordered = parallel.reduce == "ordered"
     ranks = range(plan.world_size)

@@ -1,4 +1,4 @@
-"""What can be learned from initial weights: the network they belong to and the images it was trained on."""
+"""Facts about initial weights: the network they belong to and the images it was trained on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TORCHVISION_PREPROCESS: Mapping[str, Mapping[str, Any]] = {"googlenet": {"size"
 
 
 def weight_facts(recipe: Recipe, *, is_model_set: bool) -> WeightFacts | None:
-    """What is known of the initial weights of a recipe; None without any.
+    """Facts about the initial weights of a recipe; None without any.
 
     The tensors of a file identify its network, unless the user names it (`is_model_set`).
     """

@@ -46,7 +46,7 @@ class AsyncWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write is running."""
+        """True if a write is running."""
         return self._running is not None
 
     def submit(

@@ -26,7 +26,7 @@ _SCALARS = (bool, int, str, type(None))
 
 
 class Stateful(Protocol):
-    """What can be saved: modules, optimizers, schedulers, gradient scalers, loaders, averages."""
+    """An object whose state can be saved: modules, optimizers, schedulers, gradient scalers, loaders, averages."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state_dict: Any) -> object: ...

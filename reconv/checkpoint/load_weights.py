@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """How the tensors of a file match those of a model."""
+    """Match between the tensors of a file and those of a model."""
 
     loaded: tuple[str, ...]  # in both, with equal shapes
     missing: tuple[str, ...]  # in the model only
@@ -49,7 +49,7 @@ class LoadReport:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all names and shapes match."""
+        """True if all names and shapes match."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def check_any(self, source: str) -> None:
@@ -211,7 +211,7 @@ def unpickle(path: Path) -> Any:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Why torch could not read a file, without its advice to disable weights_only."""
+    """Torch's reason for not reading a file, without its advice to disable weights_only."""
     text = str(error).partition("\n")[0]
     if not any(phrase in text for phrase in ("weights_only", "Weights only", "magic number")):
         return text or type(error).__name__

@@ -267,7 +267,7 @@ _STATE_MAX_BYTES = 1 << 20
 
 
 def is_tensorflow(path: Path) -> bool:
-    """Whether a path is a TensorFlow checkpoint: its prefix, its index, a data file, or a folder of checkpoints."""
+    """True if a path is a TensorFlow checkpoint: its prefix, its index, a data file, or a folder of checkpoints."""
     return tensorflow_prefix(path) is not None
 
 
@@ -307,5 +307,5 @@ PACKAGES = ("torchvision:", "timm:")
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name refers to weights that may have to be downloaded."""
+    """True if a name refers to weights that may have to be downloaded."""
     return name.startswith((*HTTP, *PACKAGES))

@@ -1,4 +1,4 @@
-"""What `state.json` of a checkpoint must contain.
+"""Checks of the contents of a checkpoint's `state.json`.
 
 The checksums of a checkpoint prove that it is what some program wrote, not that the program was ours: a checkpoint may
 have been edited and signed again, or written by another version.

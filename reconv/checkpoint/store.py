@@ -97,7 +97,7 @@ def folder_name(step: int) -> str:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder of this name should be a checkpoint."""
+    """True if a folder of this name should be a checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a weights file says about itself: the network, its preprocessing and its classes, in the safetensors header.
+"""Metadata of a weights file: the network, its preprocessing and its classes, in the safetensors header.
 
 With it, `reconv eval weights.safetensors` needs no recipe. The text is JSON under the key `reconv`. It holds no paths,
 times or settings of training, so equal weights of equal networks give equal files. A file may come from a stranger:

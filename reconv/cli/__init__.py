@@ -178,7 +178,7 @@ def _run(args: list[str]) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or a device ran out of memory."""
+    """True if the host or a device ran out of memory."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
     from reconv.device import is_out_of_memory

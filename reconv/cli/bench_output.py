@@ -125,7 +125,7 @@ def print_published(result: dict[str, Any]) -> None:
 
 
 def _inference_setup(result: dict[str, Any]) -> str:
-    """What was measured, in one line."""
+    """One line on the setup that was measured."""
     if result["input"] == "real":
         return (
             f"{result['num_images']:,} images of {result['data']} to {result['image_size']} px, decoded by "

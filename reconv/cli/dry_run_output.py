@@ -1,4 +1,4 @@
-"""What `reconv train --dry-run N` and `--compile-only` print."""
+"""Output of `reconv train --dry-run N` and `--compile-only`."""
 
 from __future__ import annotations
 

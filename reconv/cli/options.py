@@ -225,12 +225,12 @@ def check_run(run: str) -> None:
 
 
 def trust_or_ask(trust_code: bool) -> TrustCode:
-    """Whether to import the code of a run: as the option says, else a question if there is a terminal."""
+    """Consent to import the code of a run: as the option says, else asked if there is a terminal."""
     return trust_code or (_ask_for_trust if can_ask() else False)
 
 
 def can_ask() -> bool:
-    """Whether there is a terminal for a question."""
+    """True if there is a terminal for a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -45,7 +45,7 @@ _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 @dataclass(frozen=True, slots=True)
 class ElasticWork(Generic[T]):
-    """What the ranks do, and what the agent must know about it."""
+    """Work of the ranks, and what the agent must know about it."""
 
     function: Callable[..., T]  # of a module; called in every rank
     args: tuple[Any, ...]

@@ -13,7 +13,7 @@ _MAX_NODES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ElasticConfig:
-    """How many nodes may take part, how many ranks this one offers, and the address of the rendezvous."""
+    """Limits on the nodes that take part, the ranks of this one, and the address of the rendezvous."""
 
     min_nodes: int = 1
     max_nodes: int = 1

@@ -1,4 +1,4 @@
-"""What `--elastic` and Ray need to know about the run that their ranks train."""
+"""Facts about a run for the agents of `--elastic` and Ray that start its ranks."""
 
 from __future__ import annotations
 

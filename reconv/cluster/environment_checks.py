@@ -56,7 +56,7 @@ def check_machine(machine: Machine | None = None) -> list[CheckResult]:
 
 
 def has_requirements(results: Sequence[CheckResult]) -> bool:
-    """Whether nothing required is missing."""
+    """True if nothing required is missing."""
     return all(result.level != "missing" for result in results)
 
 
@@ -102,7 +102,7 @@ def _declared() -> list[str]:
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Whether a version is within bounds such as `>=2.7,<3`."""
+    """True if a version is within bounds such as `>=2.7,<3`."""
     release = release_numbers(version)
     for clause in filter(None, bounds.split(",")):
         match = re.match(r"\s*(>=|<)\s*(.+)", clause)
@@ -282,7 +282,7 @@ def allocator_name(machine: Machine) -> str:
 
 
 def _preload_advice(machine: Machine) -> str:
-    """How to load a faster allocator."""
+    """Advice on loading a faster allocator."""
     found = sorted(machine.libraries.glob("*/libjemalloc.so.2")) + sorted(machine.libraries.glob("*/libtcmalloc*.so.4"))
     if found:
         return f"export LD_PRELOAD={found[0]}"

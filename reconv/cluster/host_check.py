@@ -75,7 +75,7 @@ print(json.dumps(report))
 
 @dataclass(frozen=True, slots=True)
 class _Questions:
-    """What a machine is asked."""
+    """Questions for one machine."""
 
     address: str = ""  # empty: the port is not tried
     port: int = 0

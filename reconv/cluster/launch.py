@@ -21,7 +21,7 @@ Train = Callable[["RunOptions", OnEvent | None], "RunOutcome"]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How `reconv.train` starts the processes of a run; a subclass may start them elsewhere.
+    """Way in which `reconv.train` starts the processes of a run; a subclass may start them elsewhere.
 
     `devices` processes run on this machine, one per device. With `elastic="1:4"` the run goes on when nodes leave or
     join, and `rendezvous="HOST:PORT"` is where `reconv rendezvous` listens. `nic` is the network interface between

@@ -1,4 +1,4 @@
-"""How the nodes of an elastic run agree on who takes part: members with heartbeats, and one roster per round.
+"""Agreement of the nodes of an elastic run on who takes part: members with heartbeats, and one roster per round.
 
 A store in a process of its own (`reconv rendezvous`) holds, for each node, a record that the node renews every second.
 When no node trains any more, the oldest one that is alive writes the roster of the next round: the nodes, their
@@ -81,7 +81,7 @@ def assign_ranks(offered: Sequence[int], usable: Callable[[int], int]) -> tuple[
 
 
 class Rendezvous(Protocol):
-    """What an agent needs to know of the other nodes."""
+    """Interface to the other nodes, for an agent."""
 
     node: Node
 
@@ -89,22 +89,22 @@ class Rendezvous(Protocol):
         """The roster of the next round, once it is decided and this node is in it."""
 
     def waits_for(self) -> str | None:
-        """What a round still waits for, for a message; None if a round is running or forming."""
+        """Description of what a round still waits for; None if a round is running or forming."""
 
     def why_stop(self, roster: Roster, usable: Callable[[int], int]) -> str:
-        """Why the ranks of this round should save and stop; empty if they should not."""
+        """Reason for the ranks of this round to save and stop; empty if there is none."""
 
     def set_ready(self) -> None:
         """The ranks of this node have ended: it waits for the next round."""
 
     def silent_s(self) -> float:
-        """How long the store has not replied."""
+        """Seconds since the store last replied."""
 
     def end(self, error: ReconvError | None) -> None:
         """Announce to all nodes that the run has ended, without an error or with one that would come again."""
 
     def ended(self) -> RemoteRankError | bool:
-        """Whether the run has ended, or the error with which it has."""
+        """Check if the run has ended, and with which error."""
 
     def leave(self) -> None: ...
 
@@ -153,7 +153,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _View:
-    """What this node knows of the others; replaced as a whole by the thread that reads the store."""
+    """This node's view of the others; replaced as a whole by the thread that reads the store."""
 
     nodes: dict[int, _Seen] = field(default_factory=dict)
     roster: Roster | None = None  # of the newest round
@@ -292,7 +292,7 @@ class StoreRendezvous:
         store.set(key, self._signer.sign(key, dict(record)))
 
     def silent_s(self) -> float:
-        """How long the store has not replied; connects again from time to time."""
+        """Seconds since the store last replied; connects again from time to time."""
         now_s = time.monotonic()
         if now_s - max(self._replied_s, self._renewed_s) > DEAD_S:
             self._start_thread(None)

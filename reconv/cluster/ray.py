@@ -129,7 +129,7 @@ def _connected(address: str | None) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """How the ranks of a round have ended."""
+    """Outcome of the ranks of a round."""
 
     codes: list[int | None]  # by node; None: the node is lost
     results: list[Mapping[str, Any]] = field(default_factory=list)
@@ -190,7 +190,7 @@ class _Driver:
     # One round
 
     def _num_nodes(self) -> int:
-        """How many nodes of the cluster can take part now: as many as can share the batch, with all their devices."""
+        """Number of nodes that can take part now: as many as can share the batch, with all their devices."""
         nodes = [node for node in self._ray.nodes() if node["Alive"] and self._has_room(node["Resources"])]
         per_node = self._config.devices_per_node
         fitting = (n for n in range(min(len(nodes), self._max), 0, -1) if self._usable(n * per_node) == n * per_node)
@@ -301,7 +301,7 @@ class _Driver:
         return outcome
 
     def _why_stop(self, num_nodes: int) -> str:
-        """Why the ranks should save and stop, if they should: more nodes can take part."""
+        """Reason for the ranks to save and stop, if there is one: more nodes can take part."""
         return "a node joins" if num_nodes < self._max and self._num_nodes() > num_nodes else ""
 
     def _signal(self, nodes: Sequence[Any], indices: Any, number: int) -> None:
@@ -428,7 +428,7 @@ class NodeActor:
             return {"code": code, "error": RankLostError(what).to_dict(), "result": None, "checkpoint": ""}
 
     def read_lines(self) -> list[str]:
-        """What was printed since the last call; waits a second for it."""
+        """Lines printed since the last call; waits a second for them."""
         with self._has_lines:
             self._has_lines.wait_for(lambda: self._lines, timeout=1.0)
             lines, self._lines = self._lines, []

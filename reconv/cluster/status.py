@@ -1,4 +1,4 @@
-"""How far runs are: state, step, rate, remaining time and last save, from their run directories and Slurm's queue."""
+"""Status of runs: state, step, rate, remaining time and last save, from their run directories and Slurm's queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_DEPTH = 3  # of run directories below a folder: runs/RECIPE/N, and one more
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What is known of a run now; None is what is not known."""
+    """Current status of a run; unknown fields are None."""
 
     run: str
     state: str  # one of ACTIVE, or stalled, stopped, finished, diverged, failed, killed, unreadable
@@ -150,7 +150,7 @@ def _state(
 
 
 def _is_holder_gone(run_dir: RunDir) -> bool:
-    """Whether the process that locked the run ran on this machine and no longer exists."""
+    """True if the process that locked the run ran on this machine and no longer exists."""
     try:
         holder = json.loads(run_dir.lock_file.read_bytes()[:4096])
         return holder["host"] == socket.gethostname() and not process_exists(int(holder["pid"]))
@@ -159,7 +159,7 @@ def _is_holder_gone(run_dir: RunDir) -> bool:
 
 
 def _progress_age_s(run_dir: RunDir, record: RunRecord, now_s: float) -> float | None:
-    """How long ago the training loop last made progress, or else the last attempt started."""
+    """Seconds since the training loop last made progress, or else the last attempt started."""
     stamps = [record.attempts[-1].start.time_s] if record.attempts else []
     with suppress(OSError):  # none yet
         stamps.append(run_dir.alive.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""What `reconv doctor --store URL` finds out about an object store: access, latency, and whether it can be written."""
+"""Checks of an object store by `reconv doctor --store URL`: access, latency and permission to write."""
 
 from __future__ import annotations
 

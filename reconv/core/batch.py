@@ -55,7 +55,7 @@ class CopyEvent(Protocol):
     """A copy to the device that may not have finished, like a `torch.cuda.Event` after it."""
 
     def query(self) -> bool:
-        """Whether the copy has finished."""
+        """True if the copy has finished."""
         ...
 
     def wait(self) -> None:
@@ -74,7 +74,7 @@ class TimingEvent(Protocol):
     """A moment in the work of a device, like a `torch.cuda.Event` that was recorded."""
 
     def query(self) -> bool:
-        """Whether the device has reached it."""
+        """True if the device has reached it."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:

@@ -68,7 +68,7 @@ class _CodeFolder(FileFinder):
 
 
 def _is_imported_by_code() -> bool:
-    """Whether the import statement that is being executed is one of custom code."""
+    """True if the import statement that is being executed is one of custom code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(("<frozen importlib", _IMPORTLIB, __file__)):
         frame = frame.f_back
@@ -140,7 +140,7 @@ def _find_elsewhere(name: str) -> ModuleSpec | None:
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file belongs to Python or an installed package."""
+    """True if a file belongs to Python or an installed package."""
     paths = sysconfig.get_paths()
     return any(file.is_relative_to(paths[name]) for name in ("purelib", "platlib", "stdlib"))
 

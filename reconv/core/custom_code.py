@@ -59,12 +59,12 @@ class OtherCodeError(UsageError):
 
 
 def is_import_path(text: str) -> bool:
-    """Whether a text has the form `package.module:attribute` or `file.py:attribute`."""
+    """True if a text has the form `package.module:attribute` or `file.py:attribute`."""
     return _IMPORT_PATH.fullmatch(text) is not None
 
 
 def is_file_path(text: str) -> bool:
-    """Whether an import path names a file instead of a module."""
+    """True if an import path names a file instead of a module."""
     return is_import_path(text) and _split(text)[0].endswith(".py")
 
 
@@ -86,7 +86,7 @@ def provide(objects: Mapping[str, Any]) -> None:
 
 
 def is_provided(path: str) -> bool:
-    """Whether an object was passed from Python under this name, so that nothing needs to be imported."""
+    """True if an object was passed from Python under this name, so that nothing needs to be imported."""
     return path in _provided
 
 
@@ -171,7 +171,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether a class or function takes a keyword argument of this name."""
+    """True if a class or function takes a keyword argument of this name."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -324,7 +324,7 @@ def code_errors(what: str = "") -> Iterator[None]:
 
 
 def _is_of_device(error: Exception) -> bool:
-    """Whether a device is out of memory or another rank is lost, which the trainer handles wherever it shows."""
+    """True if a device is out of memory or another rank is lost, which the trainer handles wherever it shows."""
     return type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
 
 

@@ -55,7 +55,7 @@ class ReconvError(Exception):
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows instead of a traceback; `%tb` still shows that."""
+        """Text that a notebook shows instead of a traceback, which `%tb` still shows."""
         return [f"{type(self).__name__}: {self}"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class ReconvError(Exception):
 
 
 def one_of(*lines: str) -> str:
-    """What to type next: one line, or a list of lines of which each one would do."""
+    """A hint of one line, or of several lines of which each would do."""
     distinct = list(dict.fromkeys(lines))
     if len(distinct) < 2:
         return "".join(distinct)

@@ -72,7 +72,7 @@ def available_memory_bytes(machine: Machine) -> int | None:
 
 
 def has_address_space(num_bytes: int) -> bool:
-    """Whether this process may still map so much memory (ulimit -v)."""
+    """True if this process may still map so much memory (ulimit -v)."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return True
     try:
@@ -126,7 +126,7 @@ def parse_number(text: str) -> int | None:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether there is a process with this id on this machine."""
+    """True if there is a process with this id on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -137,7 +137,7 @@ def process_exists(pid: int) -> bool:
 
 
 def process_state(pid: int) -> str:
-    """What this machine knows of a process, in words."""
+    """Description of a process's state on this machine."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a review changes in a dataset, whose files stay as they are: images left out, other labels, and folds.
+"""Corrections of a dataset by a review, whose files stay as they are: images left out, other labels, and folds.
 
 A list is a CSV file with a header: `path`, and if it has them `split`, `action` (exclude or relabel) and `label`. Paths
 are relative to the folder of the data, or absolute; of data that is not files they are names, as in cifar10[17].
@@ -134,7 +134,7 @@ def _listed(
 
 
 def _exist(rows: list[ListedImage], root: Path | None) -> bool:
-    """Whether one of the first listed images is a file, of another split then."""
+    """True if one of the first listed images is a file, of another split then."""
     return any(os.path.exists(name) for row in rows[:100] for name in _spellings(row.path, root))
 
 

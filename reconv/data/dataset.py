@@ -60,7 +60,7 @@ class LabelError(DataError):
 
 
 def name_problem(name: str) -> str | None:
-    """What is wrong with a class name; None if nothing is."""
+    """Problem with a class name, or None."""
     if len(name) > read_limits.CLASS_NAME_CHARS:
         return (
             f"a class name has {len(name):,} characters, more than {read_limits.CLASS_NAME_CHARS:,}: {name[:40]!r}..."
@@ -100,7 +100,7 @@ class Dataset(Protocol):
 
 
 def is_multilabel(dataset: Dataset) -> bool:
-    """Whether an image may have several labels, or none."""
+    """True if an image may have several labels, or none."""
     return bool(getattr(dataset, "is_multilabel", False))
 
 
@@ -165,7 +165,7 @@ def sample_paths(dataset: Dataset) -> list[str]:
 
 
 def sample_ranges(dataset: Dataset, indices: I64) -> list[ByteRange]:
-    """Where the bytes of the samples are; empty if the dataset does not know."""
+    """Byte ranges of the samples; empty if the dataset does not know them."""
     return dataset.ranges(indices) if isinstance(dataset, RangeBacked) else []
 
 

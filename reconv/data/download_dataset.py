@@ -44,7 +44,7 @@ class DatasetArchives:
 
 @dataclass(frozen=True, slots=True)
 class DownloadedDataset:
-    """Where the data is, and whether it was already there."""
+    """Folder of a downloaded dataset, with a flag if it was already there."""
 
     path: Path
     already_there: bool

@@ -80,14 +80,14 @@ _HEIC_SUFFIXES = tuple(f".{extension}" for extension in HEIC_EXTENSIONS)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file is an image by its extension."""
+    """True if a file is an image by its extension."""
     return not name.startswith(".") and (
         name.lower().endswith(_SUFFIXES) or (name.lower().endswith(_HEIC_SUFFIXES) and reads_heic())
     )
 
 
 def is_unread_heic(name: str) -> bool:
-    """Whether a file is a HEIC image by its extension, and cannot be read here."""
+    """True if a file is a HEIC image by its extension, and cannot be read here."""
     return name.lower().endswith(_HEIC_SUFFIXES) and not name.startswith(".") and not reads_heic()
 
 

@@ -1,4 +1,4 @@
-"""Where the time of making batches goes: disk, decode, augment and copy, per task and summed over a run."""
+"""Timing of the stages that make batches: disk, decode, augment and copy, per task and summed over a run."""
 
 from __future__ import annotations
 

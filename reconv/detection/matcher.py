@@ -1,4 +1,4 @@
-"""Which anchors are positive, for which ground-truth box, and which negatives count in the class loss."""
+"""Matching of anchors with ground-truth boxes, and the negatives that count in the class loss."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def disable_broken_amx() -> bool:
 
 
 def reports_amx() -> bool:
-    """Whether the CPU says that it has AMX."""
+    """True if the CPU says that it has AMX."""
     return _CPUINFO.exists() and "amx_tile" in _CPUINFO.read_text()
 
 

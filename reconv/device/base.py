@@ -69,7 +69,7 @@ class Device(Protocol):
         ...
 
     def graph_capture(self) -> CudaGraph | None:
-        """What captures steps as graphs, where the device supports that."""
+        """Capturer of steps as graphs, if the device supports that."""
         ...
 
     def synchronize(self) -> None:
@@ -171,7 +171,7 @@ def without_cudnn_benchmark(device: Device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the host or the device ran out of memory."""
+    """True if an exception means that the host or the device ran out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):

@@ -11,12 +11,12 @@ _BF16_FLAGS = {"avx512_bf16", "bf16", "asimdbf16"}  # x86 and Arm; AMX alone may
 
 
 def has_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 numbers itself; elsewhere torch converts them, slower than float32."""
+    """True if the CPU multiplies bfloat16 numbers itself; elsewhere torch converts them, slower than float32."""
     return bool(_BF16_FLAGS & _flags())
 
 
 def has_int8() -> bool:
-    """Whether the CPU sums products of int8 numbers in one instruction; elsewhere int8 gains little."""
+    """True if the CPU sums products of int8 numbers in one instruction; elsewhere int8 gains little."""
     return bool(_INT8_FLAGS & _flags())
 
 

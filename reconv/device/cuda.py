@@ -202,7 +202,7 @@ class Cuda:
 
 
 def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
-    """Whether the capture of a graph has ended as it should, so that the graph could be replayed."""
+    """True if the capture of a graph has ended as it should, so that the graph could be replayed."""
     try:
         graph.pool()
     except RuntimeError:
@@ -211,5 +211,5 @@ def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Whether a tensor is copied to the device together with others."""
+    """True if a tensor is copied to the device together with others."""
     return not tensor.is_cuda and tensor.is_contiguous() and tensor.nbytes <= _MAX_PACKED_BYTES

@@ -85,7 +85,7 @@ class CallGraphs(Generic[T]):
 
 
 def batch_shape(batch: Batch) -> Hashable:
-    """What a capture fixes: the groups, and each tensor's name, shape, dtype and strides."""
+    """Shapes that a capture fixes: the groups, and each tensor's name, shape, dtype and strides."""
     described = ((name, t.shape, t.dtype, t.stride()) for name, t in sorted(batch.tensors.items()))
     return (batch.groups, *described)
 

@@ -117,7 +117,7 @@ class Hpu:
 
 
 def has_hpu() -> bool:
-    """Whether the vendor's packages are installed and report a device."""
+    """True if the vendor's packages are installed and report a device."""
     return importlib.util.find_spec("habana_frameworks") is not None and count_hpus() > 0
 
 

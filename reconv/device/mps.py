@@ -78,11 +78,11 @@ class Mps:
         torch.mps.empty_cache()
 
     def peak_memory_bytes(self) -> int:
-        """What the driver has allocated now: torch counts no peak on MPS."""
+        """Bytes that the driver has allocated now: torch counts no peak on MPS."""
         return torch.mps.driver_allocated_memory()
 
     def total_memory_bytes(self) -> int:
-        """What the system recommends as a maximum."""
+        """Maximum that the system recommends, in bytes."""
         return torch.mps.recommended_max_memory()
 
     def describe(self) -> str:

@@ -63,7 +63,7 @@ def prove(secret: str, transcript: str, rank: int) -> str:
 
 
 def is_proof(secret: str, transcript: str, rank: int, answer: str) -> bool:
-    """Whether an answer could only be given by a holder of the secret."""
+    """True if an answer could only be given by a holder of the secret."""
     return hmac.compare_digest(answer.encode(errors="replace"), prove(secret, transcript, rank).encode())
 
 

@@ -93,7 +93,7 @@ class ConnectingRanks:
         return hashlib.sha256(json.dumps(["store", *nonces]).encode()).hexdigest()
 
     def _are_proved(self) -> bool:
-        """Whether all ranks have answered the challenges of all; raises if an answer is wrong."""
+        """True once all ranks have answered the challenges of all; raises if an answer is wrong."""
         transcript = self._transcript()
         if not transcript:
             return False

@@ -155,7 +155,7 @@ def num_local_ranks(devices: int | None, launch_env: LaunchEnv) -> int | None:
 
 
 def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
-    """Whether `--devices` asks this process to start others. Raises an error if a launcher has already done so."""
+    """True if `--devices` asks this process to start others. Raises an error if a launcher has already done so."""
     if devices is not None and launch_env.world_size > 1:
         raise UsageError(
             f"--devices {devices} cannot be combined with {launch_env.launcher}, "

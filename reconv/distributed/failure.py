@@ -1,4 +1,4 @@
-"""What happens when a rank fails, hangs or disappears: one state machine per rank, and who prints the error.
+"""Handling of ranks that fail, hang or disappear: one state machine per rank decides who prints the error.
 
     RUNNING     Sends heartbeats and watches those of the others.
                 -> DIAGNOSING  A collective raised an error: the main thread asks which rank is the cause.
@@ -116,7 +116,7 @@ class FailureMonitor:
         return self._state
 
     def set_phase(self, phase: str) -> None:
-        """What this rank does from now on, for the message should it be lost."""
+        """Set this rank's current activity, for the message should it be lost."""
         self._heartbeat.phase = phase
 
     def _enter(self, state: RankState) -> bool:
@@ -135,7 +135,7 @@ class FailureMonitor:
     # RUNNING -> DIAGNOSING
 
     def diagnose(self) -> ReconvError:
-        """Why a collective has failed: the error another rank has reported, or the rank whose heartbeats stopped."""
+        """Cause of a failed collective: the error another rank has reported, or the rank whose heartbeats stopped."""
         self._enter(RankState.DIAGNOSING)
         self._wait_for_abort()
         deadline_s = time.monotonic() + 2 * _EXIT_GRACE_S
@@ -255,7 +255,7 @@ class FailureMonitor:
         self._store = None
 
     def _all_peers(self, is_ready: Callable[[Beat], bool], timeout_s: float) -> bool:
-        """Whether every other rank is ready, has been silent for `timeout_s`, or can no longer be reached."""
+        """True if every other rank is ready, has been silent for `timeout_s`, or can no longer be reached."""
         if self._store_lost(_SHORT_TIMEOUT_S) is not None or not self._heartbeat.receive():
             return True
         return all(
@@ -287,7 +287,7 @@ class FailureMonitor:
         return self._reported
 
     def _is_printed_here(self, record: Mapping[str, Any]) -> bool:
-        """Whether the user of this rank sees what the other rank prints: rank 0 may run on another machine."""
+        """True if the user of this rank sees what the other rank prints: rank 0 may run on another machine."""
         return self._launch_env.rank != 0 or record["host"] == platform.node()
 
     def _silent_rank(self, timeout_s: float) -> RankLostError | None:
@@ -332,7 +332,7 @@ def _with_last_seen(state: str, beat: Beat | None) -> str:
 
 
 def _process_state(beat: Beat | None) -> str:
-    """What this machine knows of a process, if it runs here."""
+    """Description of a process's state, if it runs on this machine."""
     if beat is None or beat.host != platform.node():
         return "the process was killed, is stopped, or its machine is disconnected"
     return process_state(beat.pid)

@@ -90,7 +90,7 @@ class Heartbeat:
         return True
 
     def store_silent_s(self) -> float:
-        """How long ago the store last replied. Over a broken connection a request gets no reply and raises no error."""
+        """Seconds since the store last replied; over a broken connection requests get no reply and raise no error."""
         return time.monotonic() - self._replied_s
 
     def put_first(self, key: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Heartbeat:
         return self._signer.verify(key, signed) if signed else None
 
     def _stack(self) -> list[str]:
-        """Where the main thread is now, outermost first."""
+        """Stack of the main thread, outermost frame first."""
         frame = sys._current_frames().get(self._main_thread or 0)
         frames = traceback.extract_stack(frame)[-_NUM_FRAMES:] if frame is not None else []
         return [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames]

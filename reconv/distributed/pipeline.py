@@ -47,7 +47,7 @@ class PipelineStrategy(ParallelStrategy):
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank computes losses."""
+        """True if this rank computes losses."""
         return self._stage_index == self._num_stages - 1
 
     def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -37,7 +37,7 @@ class ProcessGroup:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether all ranks have proved that they know the secret of the run."""
+        """True if all ranks have proved that they know the secret of the run."""
         return True
 
     @property
@@ -50,7 +50,7 @@ class ProcessGroup:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this process writes the run directory and prints to the terminal."""
+        """True if this process writes the run directory and prints to the terminal."""
         return self.rank == 0
 
     def all_reduce(self, value: Number) -> Number:

@@ -58,7 +58,7 @@ def open_journal(
 
 
 def part_size(num_items: int, multiple: int) -> int:
-    """How many items make a part: the same for any number of ranks, and enough parts for many of them."""
+    """Number of items in a part: the same for any number of ranks, and enough parts for many of them."""
     return multiple * max(1, min(_MAX_PART, -(-num_items // _NUM_PARTS)) // multiple)
 
 

@@ -1,4 +1,4 @@
-"""How the ranks of a run share one training step; `ParallelStrategy` itself is the step of a single process.
+"""Strategies by which ranks share one training step; `ParallelStrategy` itself is the step of a single process.
 
 DDP, ordered reduction and pipeline parallelism override it in `ddp`, `ordered_reduce` and `pipeline`. Every rank calls
 the methods in the same order.
@@ -41,7 +41,7 @@ class StrategyConfig:
 
 @dataclass(frozen=True, slots=True)
 class GradientTraffic:
-    """What one rank sends to reduce the gradients of one step."""
+    """Traffic of one rank to reduce the gradients of one step."""
 
     num_bytes: int = 0
     num_buckets: int = 0
@@ -49,7 +49,7 @@ class GradientTraffic:
 
 
 class ParallelStrategy:
-    """How the ranks run a training step together. This class is the strategy of a single process."""
+    """Strategy by which ranks run a training step together. This class is the strategy of a single process."""
 
     rank = 0
     world_size = 1
@@ -62,7 +62,7 @@ class ParallelStrategy:
 
     @property
     def repeats_bits(self) -> bool:
-        """Whether a step that is computed again gives the same bits."""
+        """True if a step that is computed again gives the same bits."""
         return True
 
     @contextmanager
@@ -88,7 +88,7 @@ class ParallelStrategy:
         return []
 
     def keeps_passes_apart(self, rank: int) -> bool:
-        """Whether a rank adds the gradients of its passes only to the sum that it receives from another one."""
+        """True if a rank adds the gradients of its passes only to the sum that it receives from another one."""
         return False
 
     def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
@@ -112,7 +112,7 @@ class ParallelStrategy:
         """Sum the gradients over all ranks, in place."""
 
     def gradient_traffic(self) -> GradientTraffic:
-        """What the last step sent to reduce its gradients, for benchmarks."""
+        """Traffic of the last step to reduce its gradients, for benchmarks."""
         return GradientTraffic()
 
     def all_reduce(self, value: Number) -> Number:

@@ -198,6 +198,6 @@ def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> 
 
 
 def _is_of_collective(error: BaseException) -> bool:
-    """Whether an error comes from the connections between ranks."""
+    """True if an error comes from the connections between ranks."""
     is_named = any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and is_named)

@@ -1,4 +1,4 @@
-"""What an exported model says about itself, in `preprocess.json` and in the metadata of its file."""
+"""Metadata of an exported model, in `preprocess.json` and in the metadata of its file."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _result_lines(run: RunDir | None) -> list[str]:
 
 
 def _gate_lines(report: Mapping[str, Any]) -> list[str]:
-    """What was compared when the model was exported."""
+    """Lines on what was compared when the model was exported."""
     lines = [
         f"When it was exported, this folder's `run.py` gave the results of the trained model on "
         f"{_text(report['data'])}, "
@@ -122,7 +122,7 @@ def _gate_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def int8_line(report: Mapping[str, Any]) -> str:
-    """What int8 costs and gains."""
+    """Line on the cost and gain of int8."""
     metric = report.get("top1_accuracy") or report["average_precision"]
     name, drop = metric.get("metric", "top-1 accuracy"), 100 * metric["drop"]
     speed = " and ".join(f"{item['times_fp32']:.2f} x (batch {item['batch']})" for item in report["speed"]["batches"])

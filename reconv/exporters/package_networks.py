@@ -1,4 +1,4 @@
-"""Which network of torchvision or timm a network of ours is, and the names of its tensors there."""
+"""Counterparts of our networks in torchvision and timm, and the names of their tensors there."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _in_timm(name: str, spec: Spec, default: Spec) -> PackageNetwork | None:
 
 
 def _is_same(spec: Spec, default: Spec, free: Iterable[str]) -> bool:
-    """Whether two specs compute the same, but for the options that the package has too."""
+    """True if two specs compute the same, but for the options that the package has too."""
     names = [name for name in (*_TRAINING_ONLY, *free, "num_classes") if hasattr(spec, name)]
     changes: dict[str, Any] = {name: getattr(default, name) for name in names}
     return replace(spec, **changes) == default

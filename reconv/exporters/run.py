@@ -139,7 +139,7 @@ def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
 def _destination(
     out: str | Path | None, located: LocatedWeights, metadata: ExportMetadata, target: ExportTarget
 ) -> Path:
-    """Where the export goes: as given, else into the run directory, else into the current one."""
+    """Destination of the export: as given, else into the run directory, else into the current one."""
     if out is not None:
         return Path(out)
     parent = Path() if located.run is None else located.run.path / "exports"

@@ -90,7 +90,7 @@ class _FindFeatureMap(TorchFunctionMode):
 
 
 def _pooled_channel_dim(features: Tensor, output: Tensor) -> int | None:
-    """Where the channels of a map are if `output` is one vector of it per image; None: it is not."""
+    """Dimension of a map's channels if `output` is one vector of it per image; None if it is not."""
     if features.ndim != 4:
         return None
     n, channels, rows, columns = features.shape

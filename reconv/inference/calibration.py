@@ -39,7 +39,7 @@ class HeldOutImages:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSource:
-    """Where the calibration images of a model come from: a folder, else the training split of `data` or of its run."""
+    """Source of a model's calibration images: a folder, else the training split of `data` or of its run."""
 
     recipe: Recipe
     classes: ModelClasses
@@ -90,7 +90,7 @@ class CalibrationSource:
         return HeldOutImages(pixels, targets or None, annotations or None)
 
     def identity(self) -> str:
-        """What a cached int8 model is found by: the run's own data is known by its fingerprint, and is not opened."""
+        """Key of a cached int8 model: the run's own data is known by its fingerprint, and is not opened."""
         if self.folder is None:
             return f"data {self.data or self.recipe.data.path} {sorted(self.classes.data_fingerprint.items())}"
         digest = hashlib.sha256()

@@ -34,7 +34,7 @@ _CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it ther
 
 @dataclass(frozen=True, slots=True)
 class EvalArgs:
-    """What is evaluated and how; other processes get it pickled."""
+    """Arguments of an evaluation; other processes get them pickled."""
 
     run: str | Path
     data: str | Path | None

@@ -1,4 +1,4 @@
-"""What a model takes as an image: paths, encoded bytes, files, PIL images, arrays and tensors, alone or in lists."""
+"""Images as a model takes them: paths, encoded bytes, files, PIL images, arrays and tensors, alone or in lists."""
 
 from __future__ import annotations
 

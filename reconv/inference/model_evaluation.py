@@ -70,7 +70,7 @@ class EvalResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalRequest:
-    """What is evaluated: a split (validation) of `data`, else of the run's own data, or `samples` images of it."""
+    """Images to evaluate: a split (validation) of `data`, else of the run's own data, or `samples` images of it."""
 
     data: str | Path | None = None
     split: Split | None = None

@@ -33,7 +33,7 @@ class OutputClasses:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How many classes, labels or boxes of an image are kept, and with which score; None: the default of the task."""
+    """Number and lowest score of the classes, labels or boxes kept of an image; None: the default of the task."""
 
     top: int | None = None
     min_score: float | None = None
@@ -63,7 +63,7 @@ def without_gc() -> Iterator[None]:
 def select_outputs(
     outputs: Any, task: str, selection: Selection, postprocess: Callable[[Any], Detections] | None
 ) -> Any:
-    """What predictions are made from, on the device: scores and labels [n, k], or detections."""
+    """Select the outputs for predictions, on the device: scores and labels [n, k], or detections."""
     if task == "detection":
         assert postprocess is not None
         return postprocess(outputs)

@@ -38,7 +38,7 @@ from reconv.storage.local import read
 
 @dataclass(frozen=True, slots=True)
 class PredictArgs:
-    """What is predicted and how; other processes get it pickled."""
+    """Arguments of a prediction; other processes get them pickled."""
 
     run: str | Path
     paths: tuple[str | Path, ...]

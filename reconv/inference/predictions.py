@@ -1,4 +1,4 @@
-"""What a model returns: typed predictions that print and, in a notebook, display themselves."""
+"""Results of a model: typed predictions that print and, in a notebook, display themselves."""
 
 from __future__ import annotations
 

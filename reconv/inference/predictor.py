@@ -195,7 +195,7 @@ class Predictor:
 
     @property
     def backend(self) -> InferenceBackend:
-        """How the network runs; `auto` is chosen, and checked, when it is first needed."""
+        """Backend that runs the network; `auto` is chosen, and checked, when it is first needed."""
         return self.backend_choice.get()
 
     @property
@@ -326,7 +326,7 @@ class Predictor:
             return logits.cpu()
 
     def activation_maps(self, sample: ImageSample, labels: Sequence[int]) -> Tensor:
-        """Where the network looks for these classes in one image: class activation maps [labels, rows, columns].
+        """Class activation maps [labels, rows, columns] of these classes in one image.
 
         They are of the network as trained, whatever the backend. The mean of a map is what all positions together add
         to the logit of its class.

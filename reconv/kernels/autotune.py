@@ -48,7 +48,7 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 
 def _have_same_layout(a: Tensor, b: Tensor) -> bool:
-    """Whether two image tensors have the same memory format."""
+    """True if two image tensors have the same memory format."""
     layouts = (torch.channels_last, torch.contiguous_format)
     return any(a.is_contiguous(memory_format=layout) and b.is_contiguous(memory_format=layout) for layout in layouts)
 

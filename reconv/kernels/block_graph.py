@@ -1,4 +1,5 @@
-"""What a module of another package computes with its children: a chain, a residual sum, or squeeze-and-excitation.
+"""Graph of what a module of another package computes with its children: a chain, a residual sum, or squeeze-and-
+excitation.
 
 torch.fx traces the module's own code with the children as leaves, so classes are recognized by what they compute and
 not by their names. A module that computes anything else, or decides by values, has no graph. Only code of known
@@ -63,17 +64,17 @@ class BlockGraph:
 
 
 def has_known_code(module: nn.Module) -> bool:
-    """Whether nothing but a module's children and its graph matter."""
+    """True if nothing but a module's children and its graph matter."""
     return is_plain_container(module) or type(module).__module__.partition(".")[0] in TRACED_PACKAGES
 
 
 def is_plain_container(module: nn.Module) -> bool:
-    """Whether a module is torch's own nn.Sequential."""
+    """True if a module is torch's own nn.Sequential."""
     return type(module) is nn.Sequential
 
 
 def is_sequential(module: nn.Module) -> bool:
-    """Whether a module applies its children one after another and does nothing else."""
+    """True if a module applies its children one after another and does nothing else."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
@@ -101,7 +102,9 @@ def trace_block(module: nn.Module) -> BlockGraph | None:
 
 
 def block_facts(module: nn.Module) -> Facts:
-    """What the code of a module may decide by: numbers, texts and missing children. Its graph holds while they do."""
+    """Values that the code of a module may decide by: numbers, texts and missing children. Its graph holds while they
+    do.
+    """
     scalars = [(name, value) for name, value in vars(module).items() if type(value) in _SCALARS and name != "training"]
     return (*scalars, *((name, child is None) for name, child in module._modules.items()))
 
@@ -159,7 +162,7 @@ def _match_gate(module: nn.Module, x: fx.Node, product: fx.Node) -> BlockGraph |
 
 
 def _keeps_channels(module: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether layers give as many channels as they get, for images of one pixel."""
+    """True if layers give as many channels as they get, for images of one pixel."""
     layers = [graph_layer(module, name) for name in names]
     convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     is_pointwise = all((conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0)) for conv in convs)
@@ -202,7 +205,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_mean(node: fx.Node, x: fx.Node) -> bool:
-    """Whether a node is the mean of x over its pixels, [n, channels, 1, 1]."""
+    """True if a node is the mean of x over its pixels, [n, channels, 1, 1]."""
     if len(node.args) < 1 or node.args[0] is not x or len(node.users) != 1:
         return False
     if node.op == "call_function" and node.target is F.adaptive_avg_pool2d:
@@ -215,7 +218,7 @@ def _is_mean(node: fx.Node, x: fx.Node) -> bool:
 
 
 def _changes_input(module: nn.Module) -> bool:
-    """Whether the first layer of a module works in place."""
+    """True if the first layer of a module works in place."""
     while (child := next(module.children(), None)) is not None:
         module = child
     return bool(getattr(module, "inplace", False))

@@ -31,7 +31,7 @@ _MAX_COUNTERS = 16384
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """How a kernel is launched: warps per program, pipeline stages, and programs per SM."""
+    """Launch settings of a kernel: warps per program, pipeline stages, and programs per SM."""
 
     warps: int = 4
     stages: int = 1  # 1: no prefetching

@@ -36,7 +36,7 @@ class DeferredGradient:
         self.norm = replace(norm, x=norm.x.detach(), weight=weight[0])
 
     def take(self) -> tuple[NormInput, Tensor, Tensor] | None:
-        """What was set, once; None if the convolution gets an ordinary gradient."""
+        """Take the value that was set, once; None if the convolution gets an ordinary gradient."""
         if self.norm is None or self.sums is None or self.slope_sums is None:
             return None
         deferred = self.norm, self.sums, self.slope_sums

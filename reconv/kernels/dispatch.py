@@ -1,4 +1,4 @@
-"""Which devices, dtypes, layouts and shapes the kernels support."""
+"""Checks of the devices, dtypes, layouts and shapes that the kernels support."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed."""
+    """True if Triton is installed."""
     return find_spec("triton") is not None
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter runs kernels, on CPU tensors."""
+    """True if Triton's interpreter runs kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def supports_device(x: Tensor) -> bool:
-    """Whether kernels run on this tensor's device."""
+    """True if kernels run on this tensor's device."""
     return (x.is_cuda or is_interpreted() or is_traced(x)) and has_triton()
 
 
 def supports(x: Tensor) -> bool:
-    """Whether kernels support this image tensor [n, channels, height, width]."""
+    """True if kernels support this image tensor [n, channels, height, width]."""
     return (
         supports_device(x)
         and x.dim() == 4
@@ -54,5 +54,5 @@ def conv_output_dtype(x: Tensor) -> torch.dtype:
 
 
 def supports_groups(groups: Sequence[int]) -> bool:
-    """Whether all groups but the last have the same size, as kernels assume."""
+    """True if all groups but the last have the same size, as kernels assume."""
     return len(set(groups[:-1])) <= 1

@@ -133,7 +133,7 @@ def _fuse(module: nn.Module, in_family: bool) -> int:
 
 
 def _has_fused_norm(module: nn.Module) -> bool:
-    """Whether a norm of a block is fused, as are those that `standalone` has fused before."""
+    """True if a norm of a block is fused, as are those that `standalone` has fused before."""
     return type(module) in _BLOCKS and any(isinstance(layer, FusedBatchNorm2d) for layer in module.modules())
 
 
@@ -159,7 +159,7 @@ def _fused_pool_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_depthwise_7(conv: nn.Conv2d) -> bool:
-    """Whether kernels compute a convolution as the pattern of this name."""
+    """True if kernels compute a convolution as the pattern of this name."""
     is_same = (conv.kernel_size, conv.stride, conv.padding_mode) == ((7, 7), (1, 1), "zeros")
     return is_same and fused_conv_class(conv) is FusedDepthwiseConv2d
 
@@ -169,7 +169,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _has_external_norm(module: nn.Module) -> bool:
-    """Whether a norm outside our own networks was fused. A network without one is left to torch.compile."""
+    """True if a norm outside our own networks was fused. A network without one is left to torch.compile."""
     if _is_ours(module):
         return False
     return isinstance(module, FusedBatchNorm2d) or any(map(_has_external_norm, module.children()))

@@ -1,4 +1,4 @@
-"""Whether the code of a user's block can be traced: it computes, and does nothing that tracing would do once more.
+"""Check that the code of a user's block can be traced: it computes, and does nothing that tracing would do once more.
 
 A block that counts, prints, draws or stores something in its forward pass would do so while it is traced, and never
 again once it is fused. So its source is read first: `forward` and the methods that it calls may assign local names,
@@ -55,7 +55,7 @@ def why_not_traced(module: nn.Module) -> str:
 
 
 def _check(module: nn.Module, function: ast.stmt, names: dict[str, Any]) -> tuple[str, list[str]]:
-    """What a function does besides computing, and the methods of the module that it calls."""
+    """Find effects of a function besides computing, and the methods of the module that it calls."""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return "is decorated", []
     called: list[str] = []
@@ -99,7 +99,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _is_plain_attribute(module: nn.Module, name: str) -> bool:
-    """Whether reading an attribute has no effect, and gives a child, a number, a text or a method."""
+    """True if reading an attribute has no effect, and gives a child, a number, a text or a method."""
     if name in module._modules or name in vars(module):
         return name in module._modules or type(vars(module)[name]) in _SCALARS
     static = inspect.getattr_static(type(module), name, None)
@@ -133,5 +133,5 @@ def _resolve(target: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _is_known(value: Any, name: str) -> bool:
-    """Whether a global name stands for torch, a class, or a known function."""
+    """True if a global name stands for torch, a class, or a known function."""
     return inspect.ismodule(value) or inspect.isclass(value) or value in _FUNCTIONS or name in ("isinstance", "len")

@@ -114,13 +114,13 @@ def _fuse_norm(module: nn.Module) -> None:
 
 
 def _has_activation(kind: type[nn.Module]) -> bool:
-    """Whether a class of batch norms ends in a dropout and an activation."""
+    """True if a class of batch norms ends in a dropout and an activation."""
     is_timms = kind.__name__ == "BatchNormAct2d" and kind.__module__.partition(".")[0] == "timm"
     return kind is BatchNormAct2d or is_timms
 
 
 def _why_norm_is_plain(norm: _BatchNorm) -> str:
-    """Why kernels cannot compute a batch norm; empty if they can."""
+    """Reason why kernels cannot compute a batch norm; empty if they can."""
     kind = type(norm)
     if isinstance(norm, FusedBatchNorm2d):
         return "it is fused already"
@@ -172,7 +172,7 @@ def _describe(report: FuseReport, plain_classes: dict[str, type[nn.Module]], lef
 
 
 def _computes(module: nn.Module) -> str:
-    """What a fused module computes, in a few words."""
+    """Description of what a fused module computes."""
     if isinstance(module, StandaloneBatchNorm2d):
         return "batch norm"
     if isinstance(module, ExternalBlock):
@@ -189,7 +189,9 @@ def _graph_text(graph: BlockGraph | None) -> str:
 
 
 def _why_plain(module: nn.Module, left_alone: Mapping[str, str]) -> str:
-    """Why a module that kernels might compute is not fused; empty for others, such as convolutions left to cuDNN."""
+    """Reason why a module that kernels might compute is not fused; empty for others, such as convolutions left to
+    cuDNN.
+    """
     if isinstance(module, nn.Conv2d):
         return left_alone.get(passes.DEPTHWISE_7, "") if passes.is_depthwise_7(module) else ""
     if isinstance(module, _BatchNorm):
@@ -205,7 +207,7 @@ def _why_plain(module: nn.Module, left_alone: Mapping[str, str]) -> str:
 
 
 def _has_direct_norm(module: nn.Module) -> bool:
-    """Whether a fused norm is a child of a module, or of a container in it."""
+    """True if a fused norm is a child of a module, or of a container in it."""
     children = list(module.children())
     inner = [grandchild for child in children if is_plain_container(child) for grandchild in child.children()]
     return any(isinstance(child, FusedBatchNorm2d) for child in (*children, *inner))
@@ -268,7 +270,7 @@ class PlainModule:
 
 @dataclass(slots=True)
 class FuseReport:
-    """What `reconv.fuse` did with a model; `print` shows it as a table."""
+    """Report of what `reconv.fuse` did with a model; `print` shows it as a table."""
 
     model: nn.Module
     """The fused model: the one that was passed, or its copy."""
@@ -282,7 +284,7 @@ class FuseReport:
     """What to do for the kernels to be used, or for all of them."""
 
     def __bool__(self) -> bool:
-        """Whether anything was fused."""
+        """True if anything was fused."""
         return bool(self.fused)
 
     def __str__(self) -> str:

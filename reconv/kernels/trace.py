@@ -125,7 +125,7 @@ class _MetaOps(TorchFunctionMode):
 
 
 def _is_global_pool(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a call pools whole images."""
+    """True if a call pools whole images."""
     if func is F.adaptive_avg_pool2d:
         return bool(args[1] == 1)
     return func in (F.max_pool2d, torch.max_pool2d) and args[1] == tuple(args[0].shape[2:])

@@ -38,7 +38,7 @@ class _Fetch:
     step_begins: TimingEvent  # the work on the step that the batch is for
 
     def overlap_s(self) -> float:
-        """How much of the fetch the device was busy."""
+        """Seconds of the fetch during which the device was busy."""
         idle_s = self.step_ended.elapsed_time(self.step_begins) / 1000
         return max(0.0, self.host_s - idle_s)
 

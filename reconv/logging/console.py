@@ -174,7 +174,7 @@ class PlainConsole:
                 print(line, file=self._stream, flush=True)
 
     def _is_too_soon(self, event: Event) -> bool:
-        """Whether a routine line was printed a moment ago."""
+        """True if a routine line was printed a moment ago."""
         if not isinstance(event, TrainProgress | EvalFinished) or event.time_s is None:
             return False
         if event.step == self._lines.total_steps:

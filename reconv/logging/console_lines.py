@@ -144,7 +144,7 @@ class ConsoleLines:
         return [text, "warning: more like this are counted, and listed in the report"] if is_last else [text]
 
     def _folded(self) -> list[str]:
-        """How many lines of each kind were not printed."""
+        """Note on the number of lines of each kind that were not printed."""
         hidden = {kind: number - MAX_ALIKE for kind, number in self._num_alike.items() if number > MAX_ALIKE}
         return [f"not printed: {number:,} more {kind}" for kind, number in hidden.items()]
 

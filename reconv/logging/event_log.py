@@ -131,7 +131,7 @@ def _line(event: Event) -> bytes:
 
 @dataclass(slots=True)
 class EventFile:
-    """What could be read of an event log, and the numbers of the lines that could not."""
+    """Readable events of an event log, and the numbers of the lines that could not be read."""
 
     events: list[Event] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)  # not as it was written, or longer than MAX_LINE_BYTES
@@ -167,7 +167,7 @@ class EventFile:
             self.events.append(event)
 
     def problems(self) -> list[str]:
-        """What was left out, as messages."""
+        """Messages on what was left out."""
         found = []
         if self.damaged:
             found.append(_left_out(self.damaged, "could not be verified"))

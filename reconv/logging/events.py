@@ -160,7 +160,7 @@ class BadImageSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class DataWait(Event):
-    """How long training has waited for data in this attempt, and for which stage of the pipeline."""
+    """Seconds that training has waited for data in this attempt, by stage of the pipeline."""
 
     kind: ClassVar[str] = "data_wait"
     step: int  # steps done

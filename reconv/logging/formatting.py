@@ -31,7 +31,7 @@ _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 def is_loss(metric: str) -> bool:
-    """Whether lower is better. A loss is a plain number; every other metric is a fraction."""
+    """True if lower is better. A loss is a plain number; every other metric is a fraction."""
     return metric == "loss" or metric.endswith("_loss")
 
 
@@ -54,7 +54,7 @@ def metric_text(metric: str, value: float | None) -> str:
 
 
 def is_fraction(metric: str, value: float | None) -> bool:
-    """Whether a metric is shown in percent: no loss, and between 0 and 1, which metrics of the user need not be."""
+    """True if a metric is shown in percent: no loss, and between 0 and 1, which metrics of the user need not be."""
     return not is_loss(metric) and (value is None or not math.isfinite(value) or 0 <= value <= 1)
 
 
@@ -236,7 +236,7 @@ def fork_command(run: Path, fields: Mapping[str, Any], *more: str) -> str:
 
 
 def data_wait(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:
-    """How long a run waited for data, for which stage, and what to try."""
+    """Line on the time a run waited for data, for which stage, and what to try."""
     total = sum(seconds.values()) or 1.0
     shares = ", ".join(f"{stage} {percent(value / total, 0)}" for stage, value in seconds.items())
     return f"waited for data {percent(fraction, 0)} of the time, mostly for {bottleneck} ({shares}); try: {advice}"

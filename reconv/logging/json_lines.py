@@ -77,7 +77,7 @@ def add_checksum(line: bytes) -> bytes:
 
 
 def verify_checksum(line: bytes) -> bool | None:
-    """Whether a line is as it was written; None: it has no checksum."""
+    """True if a line is as it was written; None: it has no checksum."""
     found = _SEALED.fullmatch(line)
     if found is None:
         return None
@@ -100,7 +100,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def is_record(line: bytes) -> bool:
-    """Whether a line is a whole JSON object."""
+    """True if a line is a whole JSON object."""
     try:
         parse_record(line)
     except ValueError:

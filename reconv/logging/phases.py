@@ -1,4 +1,4 @@
-"""Where the wall-clock time of a run goes, by phase."""
+"""Wall-clock time of a run, by phase."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PhaseTimer:
 
 
 def process_start_s() -> float:
-    """When this process started, by `time.perf_counter`; where the system does not say, when reconv was imported."""
+    """Start of this process by `time.perf_counter`, or of the import of reconv if the system does not say."""
     age_s = process_age_s(Machine())
     return IMPORTED_S if age_s is None else min(IMPORTED_S, time.perf_counter() - age_s)
 

@@ -137,11 +137,11 @@ class RunDir:
         return self.path / "lock"
 
     def is_run(self) -> bool:
-        """Whether a run was started here."""
+        """True if a run was started here."""
         return self.recipe.is_file() or self.checkpoints.is_dir()
 
     def is_finished(self) -> bool:
-        """Whether the run has finished: exit code 0, and all steps done or stopped early."""
+        """True if the run has finished: exit code 0, and all steps done or stopped early."""
         try:
             summary = read_json_object(self.summary, read_limits.SUMMARY_BYTES)
         except (FileNotFoundError, NotRegularFileError, TooLargeError, NotTextError, ValueError):
@@ -175,7 +175,7 @@ class RunDir:
 
 
 def is_run_file(name: str) -> bool:
-    """Whether a run has files of this name, relative to its directory; those of checkpoints are in their manifests."""
+    """True if a run has files of this name, relative to its directory; those of checkpoints are in their manifests."""
     folder, _, file = name.rpartition("/")
     if not folder:
         return file in RUN_FILES or _PREDICTIONS.fullmatch(file) is not None

@@ -34,7 +34,7 @@ class CocoResult:
 
 
 def has_coco_eval() -> bool:
-    """Whether hotcoco is installed."""
+    """True if hotcoco is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a classifier confuses: the confusion matrix, precision, recall and F1 by class, and calibration.
+"""Confusions of a classifier: the confusion matrix, precision, recall and F1 by class, and calibration.
 
 All of it is computed from the prediction for each image, so batches and ranks do not change it.
 """
@@ -39,7 +39,7 @@ class ConfusionMatrix:
 
     @property
     def num_predicted(self) -> I64:
-        """How often each class was predicted [classes]."""
+        """Number of predictions of each class [classes]."""
         return self._sums(self.predicted)
 
     @property

@@ -65,7 +65,7 @@ class DetectionMatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchOutcomes:
-    """How each of D detections counts, as masks [D]; one that is in no mask is a false positive that found nothing."""
+    """Outcome of each of D detections, as masks [D]; one in no mask is a false positive that matches nothing."""
 
     true_positive: Bools
     duplicate: Bools  # of an object that a better-scored detection found

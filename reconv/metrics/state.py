@@ -1,4 +1,4 @@
-"""What metrics have accumulated, as named arrays: for the other ranks, and as bytes for a file."""
+"""Accumulated state of metrics, as named arrays: for the other ranks, and as bytes for a file."""
 
 from __future__ import annotations
 

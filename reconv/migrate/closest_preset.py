@@ -110,7 +110,7 @@ class _Target:
 
 
 def _is_same_path(here: Mapping[str, Any], there: Mapping[str, Any], name: str) -> bool:
-    """Whether weights are the same file: a loaded recipe has the whole path."""
+    """True if weights are the same file: a loaded recipe has the whole path."""
     first, second = here.get(name), there.get(name)
     if name not in ("model.init", "model.resume_from") or not isinstance(first, str) or not isinstance(second, str):
         return False

@@ -83,7 +83,7 @@ def split_commands(text: str, variables: dict[str, str] | None = None) -> list[S
 
 
 def _may_be_skipped(before: SimpleCommand) -> bool:
-    """Whether the command after this one may not run."""
+    """True if the command after this one may not run."""
     if before.operator == "||":
         return True
     is_test = bool(before.words) and before.words[0] in ("[", "[[", "test")

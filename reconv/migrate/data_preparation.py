@@ -69,7 +69,7 @@ def shell_row(words: Sequence[str]) -> Row | None:
 
 
 def is_data_script(script: str) -> bool:
-    """Whether a program prepares data."""
+    """True if a program prepares data."""
     name = PurePosixPath(script).name
     return name in _SCRIPTS or name == _STATIC
 

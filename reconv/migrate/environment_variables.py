@@ -1,4 +1,4 @@
-"""What becomes of the environment variables of a command."""
+"""Translation of the environment variables of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each flag of a program: found by migrating a command that has it, for the documentation and tests."""
+"""Translation of each flag of a program: found by migrating a command that has it, for the documentation and tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def documented_flags(program: Program) -> list[Flag]:
 
 
 def outcome(program: Program, flag: Flag) -> FlagOutcome:
-    """What becomes of a flag that is typed alone."""
+    """Translation of a flag that is typed alone."""
     words = example_words(program, flag)
     return _outcome(program, flag, words, [*REQUIRED.get(program.name, []), *flag.beside, *words])
 

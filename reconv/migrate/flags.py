@@ -53,7 +53,7 @@ class Flag:
 
     @property
     def is_simple(self) -> bool:
-        """Whether the table alone says what becomes of it."""
+        """True if the table alone says what becomes of it."""
         return bool(self.sets or self.run or self.none or self.missing)
 
 
@@ -146,7 +146,7 @@ class FlagParser:
         return ParsedWords(tuple(typed), tuple(positional))
 
     def knows(self, word: str) -> bool:
-        """Whether a word is one of the flags."""
+        """True if a word is one of the flags."""
         try:
             return self._is_option(word) and bool(self._match(word))
         except UsageError:
@@ -187,7 +187,7 @@ class FlagParser:
             yield item, values[0] if item.arity == 1 else values, text
 
     def _is_value(self, item: Flag, word: str) -> bool:
-        """Whether a word that looks like an option is a value: launchers take anything after their flags."""
+        """True if a word that looks like an option is a value: launchers take anything after their flags."""
         return self.dialect == "exact" and item.arity in (1, 2) and word not in self._by_name
 
     def _match(self, word: str) -> tuple[Flag, str | None, str]:

@@ -22,7 +22,7 @@ from reconv.migrate.wrappers import unwrap
 
 @dataclass(slots=True)
 class ProgramLaunch:
-    """How a program was started."""
+    """Launch of a program."""
 
     num_processes: int = 1
     num_hosts: int = 1

@@ -49,7 +49,7 @@ class TargetMachine:
 
 @dataclass(slots=True)
 class Migration:
-    """What a command line of another program became."""
+    """Result of migrating a command line of another program."""
 
     text: str
     program: Program | None = None
@@ -230,7 +230,7 @@ def _without_keywords(result: Migration, words: list[str], text: str) -> list[st
 
 
 def _is_assignment(result: Migration, word: str, text: str) -> bool:
-    """Whether a word is `NAME=VALUE`, which is then added to the result."""
+    """True if a word is `NAME=VALUE`, which is then added to the result."""
     name, equals, value = word.partition("=")
     if not equals or not name.isidentifier():
         return False
@@ -462,5 +462,5 @@ def _refused(result: Migration, name: str, why: str) -> UsageError:
 
 
 def takes_recipe(result: Migration) -> bool:
-    """Whether the new command names a recipe."""
+    """True if the new command names a recipe."""
     return result.action.takes_recipe and result.action.verb in _RECIPE_VERBS

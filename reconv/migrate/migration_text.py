@@ -13,7 +13,7 @@ COLUMNS = ("from", "flag", "became", "here")
 
 
 def headline(migration: Migration) -> str:
-    """What was migrated."""
+    """Headline: the program that was migrated."""
     if migration.program is None:
         if migration.is_fragment or migration.action.verb == "help":
             return "flags of " + ", ".join(dict.fromkeys(row.source for row in migration.rows))
@@ -44,7 +44,7 @@ def recipe_lines(migration: Migration) -> Iterator[str]:
 
 
 def machine_notes(migration: Migration, machine: TargetMachine) -> Iterator[str]:
-    """What differs because of this machine."""
+    """Notes on differences because of this machine."""
     recipe = migration.match.recipe if migration.match is not None else migration.wanted
     theirs = migration.launch.num_processes
     if recipe is None or not takes_recipe(migration) or migration.action.verb != "train":
@@ -107,7 +107,7 @@ def _row(row: Row) -> dict[str, str]:
 
 
 def suggests_file(migration: Migration) -> bool:
-    """Whether to propose --write."""
+    """True if to propose --write."""
     if migration.is_fragment or not takes_recipe(migration):
         return False
     return migration.action.verb == "train" and needs_file(migration)

@@ -93,7 +93,7 @@ def _weights_recipe(migration: Migration, recipe_file: str | None) -> list[tuple
 
 
 def to_fill_in(migration: Migration, words: list[str]) -> list[tuple[str, str]]:
-    """What the user has to fill in, and what it is: as far as the new command has it."""
+    """Placeholders of the new command that the user has to fill in, each with its meaning."""
     missing = [(part, text) for part, text in migration.to_fill if part not in ("DATA", "RUN") or part in words]
     if WRITTEN_RECIPE in words and not migration.is_fragment:
         missing.append((WRITTEN_RECIPE, f"the recipe of the network: --write {WRITTEN_RECIPE} writes it"))
@@ -101,7 +101,7 @@ def to_fill_in(migration: Migration, words: list[str]) -> list[tuple[str, str]]:
 
 
 def num_devices(migration: Migration, machine: TargetMachine) -> int:
-    """How many devices of this machine to use: as many as theirs, as far as it has them and the batch divides."""
+    """Number of devices of this machine to use: as many as theirs, as far as it has them and the batch divides."""
     wanted = min(migration.launch.num_processes, machine.num_devices)
     recipe = migration.match.recipe if migration.match is not None else migration.wanted
     if recipe is None or machine.kind == "cpu":
@@ -117,5 +117,5 @@ def command_text(words: list[str]) -> str:
 
 
 def needs_file(migration: Migration) -> bool:
-    """Whether the recipe is better written to a file than changed by options."""
+    """True if the recipe is better written to a file than changed by options."""
     return migration.match is None or len(migration.match.changes) > _MANY_CHANGES

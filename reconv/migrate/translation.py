@@ -1,4 +1,4 @@
-"""What a command of another program means here: recipe fields, options of the new command, and a row for each flag."""
+"""Translation of another program's command: recipe fields, options of the new command, and a row for each flag."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NOT_THE_RESULT = {
 
 
 def determines_result(name: str) -> bool:
-    """Whether a field decides what is learned, as opposed to speed, logs, and which random numbers are drawn."""
+    """True if a field decides what is learned, as opposed to speed, logs, and which random numbers are drawn."""
     return not may_change(name) and not name.startswith(_SPEED_AND_LOGS) and name not in _NOT_THE_RESULT
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one flag, variable or word of the command."""
+    """Translation of one flag, variable or word of the command."""
 
     source: str  # the program or launcher, or "environment"
     typed: str
@@ -91,11 +91,11 @@ class Translation:
         return self.values[key]
 
     def is_typed(self, *keys: str) -> bool:
-        """Whether the command or its configuration has one of the flags."""
+        """True if the command or its configuration has one of the flags."""
         return any(key in self.typed for key in keys)
 
     def is_on_command_line(self, *keys: str) -> bool:
-        """Whether the command line itself has one of the flags."""
+        """True if the command line itself has one of the flags."""
         return any(key in self.typed and not self.typed[key].origin for key in keys)
 
     def set(self, name: str, value: Any, *keys: str) -> None:
@@ -186,7 +186,7 @@ class Translation:
         return Row(source, found.text, *self.outcome(found), changes_result)
 
     def outcome(self, found: Typed) -> tuple[Status, str]:
-        """What became of a typed flag."""
+        """Translation of a typed flag."""
         key, item = found.flag.key, found.flag
         settings = [setting for setting in self.settings.values() if key in setting.flags]
         if self.action.verb in ("eval", "predict", "export", "average", "resume", "bench infer") and settings:
@@ -213,7 +213,7 @@ class Translation:
 
 
 def is_of_network(name: str) -> bool:
-    """Whether a field is about the network and its input, which evaluation needs too."""
+    """True if a field is about the network and its input, which evaluation needs too."""
     sections = ("model.name", "model.options", "data.preprocess.", "precision.mode", "detection.", "data.background")
     return name.startswith(sections) or name == "task"
 

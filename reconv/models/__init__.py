@@ -154,7 +154,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
 
 
 def supports_zero_gamma(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether a network is a ResNet whose blocks end in a norm: v2 has it before the convolutions."""
+    """True if a network is a ResNet whose blocks end in a norm: v2 has it before the convolutions."""
     spec = _SPECS.get(name)
     return isinstance(spec, resnet.ResNetSpec) and options.get("version", spec.version) != "v2"
 

@@ -26,7 +26,7 @@ Stages = Sequence[tuple[str, nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpointing:
-    """Which stages of a network are recomputed in the backward pass, and the memory that saves."""
+    """Stages of a network to recompute in the backward pass, and the memory that saves."""
 
     segments: tuple[tuple[str, ...], ...]  # consecutive stages, of which only the first one's input is saved
     num_stages: int

@@ -31,7 +31,7 @@ ZeroGamma = Literal["never", "always", "no-projection"]
 
 @dataclass(frozen=True, slots=True)
 class InitScheme:
-    """How a network's parameters are initialized, apart from the seed."""
+    """Initialization of a network's parameters, apart from the seed."""
 
     conv: str = "fan_out"
     linear: str = "torch"

@@ -35,7 +35,7 @@ _WEIGHTS_OPTIONS = ("weights", "weights_backbone", "pretrained", "pretrained_bac
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """How a network of another package or of the user was built."""
+    """Origin of a network of another package or of the user."""
 
     where: str  # its name in the recipe
     create: Callable[[], nn.Module]
@@ -187,7 +187,7 @@ def _copy_module(module: nn.Module) -> nn.Module:
 
 
 def is_lazy(model: nn.Module) -> bool:
-    """Whether a network has parameters or buffers whose shapes are not known yet."""
+    """True if a network has parameters or buffers whose shapes are not known yet."""
     return any(parameters.is_lazy(value) for value in (*model.parameters(), *model.buffers()))
 
 

@@ -171,12 +171,12 @@ def _source(kind: Any) -> str | None:
 
 
 def _calls_dropout(kind: Any) -> bool:
-    """Whether a class may call a dropout function; True where its source cannot be read."""
+    """True if a class may call a dropout function; True where its source cannot be read."""
     source = _source(kind)
     return source is None or _RANDOM_CALL.search(source) is not None
 
 
 def _fuses_attention(kind: Any) -> bool:
-    """Whether a class may pass its dropout's rate to torch's fused attention."""
+    """True if a class may pass its dropout's rate to torch's fused attention."""
     source = _source(kind)
     return source is None or _FUSED_ATTENTION.search(source) is not None

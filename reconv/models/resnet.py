@@ -80,7 +80,7 @@ class ResNetSpec(Spec):
         return SqueezeExcitation(channels, units, nn.ReLU(inplace=True)) if units else nn.Identity()
 
     def make_drop_path(self, rate: float) -> nn.Module:
-        """What drops a block's residual branch, or nn.Identity."""
+        """Module that drops a block's residual branch, or nn.Identity."""
         return DropConnect(rate) if rate > 0 else nn.Identity()
 
     def make_downsample(self, in_channels: int, out_channels: int, stride: int, is_first: bool) -> nn.Module | None:

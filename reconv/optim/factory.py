@@ -160,7 +160,7 @@ def _is_on_cuda(groups: DecayGroups) -> bool:
 
 
 def _implementation(requested: str, sgd: str | SGDClass) -> Implementation:
-    """What the recipe asks for, else what the device does fastest."""
+    """Implementation that the recipe asks for, else the fastest on the device."""
     if requested == "foreach" or sgd == "foreach":
         return "foreach"
     return "fused" if isinstance(sgd, str) else VendorSGD(sgd)

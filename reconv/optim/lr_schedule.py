@@ -49,7 +49,7 @@ def _first_step(plan: SchedulePlan) -> int:
 
 
 def _progress(plan: SchedulePlan, step: int) -> float:
-    """How far a schedule is between its first step (0) and its end (1)."""
+    """Progress of a schedule between its first step (0) and its end (1)."""
     end = plan.total_steps if plan.end_steps is None else plan.end_steps
     length = end - _first_step(plan)
     return min(1.0, (step - _first_step(plan)) / length) if length > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Which parameters get weight decay: by the type of their module, or by name as in a vendor's code."""
+"""Selection of the parameters with weight decay: by the type of their module, or by name as in a vendor's code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DecayGroups:
 
 @dataclass(frozen=True, slots=True)
 class RateScale:
-    """How the rates of a parameter differ from those of the optimizer."""
+    """Factors between the rates of a parameter and those of the optimizer."""
 
     lr: float = 1.0
     decay_divisor: float = 1.0  # of the weight decay

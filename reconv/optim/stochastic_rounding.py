@@ -24,7 +24,7 @@ _CHUNK = 2**22  # elements rounded at a time: few kernels, and temporaries of te
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How an updated weight is rounded to half precision: to nearest, or stochastically without bias."""
+    """Rounding of an updated weight to half precision: to nearest, or stochastically without bias."""
 
     is_stochastic: bool
     seed: int = 0

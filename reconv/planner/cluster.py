@@ -26,7 +26,7 @@ _IMAGENET, _COCO, _CIFAR = (1_281_167, 50_000), (117_266, 5_000), (50_000, 10_00
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the recipe would run; None: not a limit, or not known."""
+    """Cluster on which the recipe would run; None: not a limit, or not known."""
 
     kind: DeviceKind
     price_per_hour: float | None = None  # of one device
@@ -44,7 +44,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPrediction:
-    """What is predicted for one number of devices."""
+    """Prediction for one number of devices."""
 
     devices: int
     nodes: int

@@ -26,7 +26,7 @@ PARTS = ("compute", "shared host", "stragglers", "communication", "input")
 
 @dataclass(frozen=True, slots=True)
 class ScalingParameters:
-    """What was fitted, to published results of ResNet-50 (docs/results/scaling-model.md)."""
+    """Parameters fitted to published results of ResNet-50 (docs/results/scaling-model.md)."""
 
     straggler: float = 0.0150  # relative deviation of the step time of one device
     shared_host: float = 0.0777  # relative slowdown of half-precision steps with 8 devices in a machine
@@ -38,7 +38,7 @@ FITTED = ScalingParameters()
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one device computes in a step, and what is sent."""
+    """Computation and traffic of one device in a step."""
 
     compute_s: float  # of one device alone
     batch_per_device: int
@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What decoding and storage can deliver; None: enough."""
+    """Rates that decoding and storage can deliver; None: enough."""
 
     images_per_s_per_node: float | None = None
     storage_images_per_s: float | None = None  # of the whole cluster
@@ -135,7 +135,7 @@ def _ring_s(num_bytes: float, count: int, link: Link) -> float:
 
 
 def _exposed_s(total_s: float, work: Workload, kind: DeviceKind) -> float:
-    """What the backward pass does not hide: the last bucket, or what takes longer than it."""
+    """Seconds that the backward pass does not hide: the last bucket, or what takes longer than it."""
     if not kind.overlaps:
         return total_s
     last_s = total_s / _num_buckets(work.gradient_bytes)

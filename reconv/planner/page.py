@@ -97,7 +97,7 @@ def plan_cells(row: ClusterPrediction) -> tuple[str, ...]:
 
 
 def assumptions(cluster: Cluster, step_time: StepTime) -> list[tuple[str, str]]:
-    """What the predictions rest on."""
+    """Assumptions of the predictions."""
     kind = cluster.kind
     decoded = cluster.input_limits(True).images_per_s_per_node or 0.0
     if cluster.price_per_hour is None:

@@ -1,4 +1,4 @@
-"""How long a training step takes on one device: measured by `bench train`, or from the table of known results."""
+"""Time of a training step on one device: measured by `bench train`, or from the table of known results."""
 
 from __future__ import annotations
 

@@ -101,6 +101,6 @@ def _allow_tf32(allowed: bool) -> None:
 
 
 def _allow_reduced_precision_reduction(allowed: bool) -> None:
-    """Whether partial sums of half-precision matrix products may be added in half precision, torch's default."""
+    """True if partial sums of half-precision matrix products may be added in half precision, torch's default."""
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = allowed
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed

@@ -65,7 +65,7 @@ class PrecisionPolicy:
 
     @property
     def expects_overflow(self) -> bool:
-        """Whether a step that is not ok is a normal part of finding the loss scale."""
+        """True if a step that is not ok is a normal part of finding the loss scale."""
         return False
 
     def cast_model(self, model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""How a global batch is split into groups, devices and micro-batches.
+"""Split of a global batch into groups, devices and micro-batches.
 
 The groups depend on the recipe alone, unless batch.group is `micro`. They go to the devices in order, an equal number
 to each or one more to the first ones. A micro-batch is a whole number of groups; the last one of a device may hold
@@ -156,12 +156,12 @@ def _divide_groups(recipe: Recipe, groups: Sequence[int], world_size: int) -> tu
 
 
 def _is_divisible(groups: Sequence[int], world_size: int) -> bool:
-    """Whether an equal number of devices can share each group."""
+    """True if an equal number of devices can share each group."""
     return world_size % len(groups) == 0 and min(groups) >= world_size // len(groups)
 
 
 def _why_whole(recipe: Recipe) -> str | None:
-    """Why a device must have whole groups; None: several may share one."""
+    """Reason why a device must have whole groups; None if several may share one."""
     options = recipe.model.options
     if recipe.parallel.reduce == "ordered":
         return "parallel.reduce: ordered sums the gradients of whole groups"

@@ -30,7 +30,7 @@ class AnchorFacts:
 
 @dataclass(frozen=True, slots=True)
 class DataFacts:
-    """What the rules need to know of the training set."""
+    """Facts about the training set, for the rules."""
 
     num_train: int
     class_counts: tuple[int, ...] = ()  # images of each class; empty for detection
@@ -41,7 +41,7 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """What is known of the initial weights."""
+    """Facts about the initial weights."""
 
     name: str  # as given
     model: str | None = None  # None: unknown, or set by the user
@@ -60,7 +60,7 @@ class SecondMoment:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What a pretrained network feeds its last layer, measured on some training images."""
+    """Inputs of a pretrained network's last layer, measured on some training images."""
 
     layer: str  # its name
     num_images: int
@@ -108,11 +108,11 @@ class Values:
         return self._values.get(name)
 
     def is_fixed(self, name: str) -> bool:
-        """Whether the field, or one below it, is set."""
+        """True if the field, or one below it, is set."""
         return any(other == name or other.startswith(f"{name}.") for other in self._fixed)
 
     def is_derived(self, name: str) -> bool:
-        """Whether a rule gave the field its value."""
+        """True if a rule gave the field its value."""
         return name in self._derived
 
     def add(self, derivation: Derivation) -> None:

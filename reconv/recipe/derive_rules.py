@@ -41,7 +41,7 @@ MAX_BOXES = 200
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How long a task trains, and how fast."""
+    """Length and learning rate of a task's training."""
 
     steps: int  # aimed at
     epochs: tuple[int, int]  # fewest and most
@@ -357,7 +357,7 @@ def _max_boxes(values: Values) -> Iterator[Derivation]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a field, or the fields of a section, are derived."""
+    """Rule that derives a field, or the fields of a section."""
 
     name: str
     apply: Callable[[Values], Iterator[Derivation]]

@@ -1,4 +1,4 @@
-"""What each recipe field means, from the schema: description, type, choices and default."""
+"""Reference of the recipe's fields, from the schema: description, type, choices and default."""
 
 from __future__ import annotations
 

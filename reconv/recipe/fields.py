@@ -58,18 +58,18 @@ def section_type(annotation: Any) -> type[Section] | None:
 
 
 def is_derived(field: str, derive: Collection[str]) -> bool:
-    """Whether a field, or the section it is in, is in a recipe's `derive`."""
+    """True if a field, or the section it is in, is in a recipe's `derive`."""
     return any(field == name or field.startswith(f"{name}.") for name in derive)
 
 
 def takes_only_text(field: str) -> bool:
-    """Whether a field takes text, or text and null, and nothing else."""
+    """True if a field takes text, or text and null, and nothing else."""
     annotation = schema_fields().get(field)
     return annotation is str or set(get_args(annotation)) == {str, type(None)}
 
 
 def takes_null(field: str) -> bool:
-    """Whether the field accepts null."""
+    """True if the field accepts null."""
     return type(None) in get_args(schema_fields().get(field))
 
 

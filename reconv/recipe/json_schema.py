@@ -28,7 +28,7 @@ class _RecipeSchema(GenerateJsonSchema):
         return dict(_TEXTS[schema["function"]["function"]])
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
-        """What is read before it is checked may be written in more ways: `2^-3`, `a,b`, a name instead of an object."""
+        """Schema of a field that is read before it is checked, so that `2^-3`, `a,b` or a name may be written."""
         inner = self.generate_inner(schema["schema"])
         if "enum" in inner:  # 16.16 is a number in YAML
             numbers = [float(word) for word in inner["enum"] if word.replace(".", "").isdigit()]

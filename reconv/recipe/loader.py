@@ -111,7 +111,7 @@ def _add_layer(draft: Draft, layer: RecipeLayer, depth: int) -> None:
 
 
 def _changes_result(draft: Draft, path: document.Path, value: Any) -> bool:
-    """Whether setting a key may change the result of a recipe; the expected result holds for every seed."""
+    """True if setting a key may change the result of a recipe; the expected result holds for every seed."""
     if isinstance(value, dict) or path in (("seed",), ("extends",)):
         return False
     return not may_change(".".join(path)) and not draft.holds(path, value)
@@ -200,7 +200,7 @@ def _add_derived(draft: Draft, derived: Sequence[Override]) -> None:
 
 
 def _set_code_path(draft: Draft, layers: Sequence[RecipeLayer]) -> None:
-    """Where modules are imported from, unless the recipe says so: the folders of its files and the current one."""
+    """Set the folders to import modules from, unless the recipe does: the folders of its files and the current one."""
     if ("code_path",) in draft.origins or all(is_file_path(path) for _, path in references_in(draft.tree)):
         return
     folders = [str(layer.path.parent) for layer in layers if not layer.is_preset]

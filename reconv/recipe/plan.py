@@ -25,7 +25,7 @@ EVAL_AHEAD = 2  # evaluation batches to prefetch
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """When something is due: after these steps (counted from 1), or by the clock."""
+    """Schedule of something that is due after these steps (counted from 1), or by the clock."""
 
     steps: int | None = None  # interval in steps; None: not by steps
     epoch_steps: Fraction | None = None  # interval in steps that is rounded up at each point, for epochs and percent
@@ -34,11 +34,11 @@ class Every:
     at_end: bool = True
 
     def due(self, done: int, total: int) -> bool:
-        """Whether it is due after `done` of `total` steps; minutes are up to the caller."""
+        """True if it is due after `done` of `total` steps; minutes are up to the caller."""
         return done > 0 and (self._on_interval(done) or (self.at_end and done == total))
 
     def count(self, total: int) -> int:
-        """How many times it is due in a run of `total` steps, not counting minutes."""
+        """Number of times it is due in a run of `total` steps, not counting minutes."""
         at_end = int(self.at_end and not self._on_interval(total))
         interval = self._interval()
         if interval is None or total < self.offset_steps:
@@ -83,7 +83,7 @@ class SchedulePlan:
 
 @dataclass(frozen=True, slots=True)
 class AveragingWindow:
-    """Which checkpoints are averaged: those that `save` wrote in the last `steps` steps, and the last one.
+    """Checkpoints to average: those that `save` wrote in the last `steps` steps, and the last one.
 
     Checkpoints written for a signal or a new best metric do not count, so that an interrupted run averages the same.
     """
@@ -92,7 +92,7 @@ class AveragingWindow:
     save: Every
 
     def holds(self, step: int, done: int) -> bool:
-        """Whether the checkpoint of a step belongs to the average of a run that ends after `done` steps."""
+        """True if the checkpoint of a step belongs to the average of a run that ends after `done` steps."""
         return done - self.steps < step <= done and self.save.due(step, done)
 
 
@@ -106,7 +106,7 @@ class CacheSize:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan needs to know besides the recipe: the data, the devices and this machine."""
+    """Facts that a plan needs besides the recipe: the data, the devices and this machine."""
 
     num_train: int  # after data.subset_percent
     num_val: int  # after evaluate.num_samples

@@ -52,7 +52,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
 
 
 def loss_note(recipe: Recipe) -> str:
-    """What the training loss includes and the validation loss does not, so that they are not compared; or nothing."""
+    """Note on what the training loss includes and the validation loss does not, or an empty text."""
     if recipe.task == "detection":
         return ""
     loss, augment = recipe.loss, recipe.augment
@@ -139,7 +139,7 @@ def _published(recipe: Recipe, plan: Plan) -> list[str]:
 
 
 def _data(plan: Plan) -> list[str]:
-    """What the data is; validation only where it differs from training."""
+    """Line on the data; validation only if it differs from training."""
     titles = ("data", "validation data")
     return [f"{title}: {origin}" for title, origin in zip(titles, dict.fromkeys(plan.data_origins), strict=False)]
 
@@ -163,7 +163,7 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
 
 
 def _sampling(recipe: Recipe, plan: Plan) -> list[str]:
-    """What an epoch has other than each sample once."""
+    """Line on how an epoch differs from each sample once."""
     lines, repeats = [], recipe.augment.repeats
     if recipe.data.sampler == "balanced":
         lines.append("balanced sampling: every class equally often, with the samples of small classes repeated")

@@ -45,7 +45,7 @@ def preset_path(name: str) -> Path:
 
 
 def preset_vendor(name: str) -> str:
-    """Who published a preset, by its folder: nvidia, habana, graphcore, torchvision, ... or reconv."""
+    """Publisher of a preset, by its folder: nvidia, habana, graphcore, torchvision, ... or reconv."""
     return preset_path(name).parent.name
 
 

@@ -125,7 +125,7 @@ def accuracy_text(figure: Figure) -> str:
 
 
 def _ratio(ours: Sequence[Figure], figure: Figure) -> str:
-    """How many times as fast ours is with the same batch or number of requests, for each device; empty if none is."""
+    """Speedup of ours with the same batch or number of requests, for each device; empty without any."""
     for own in ours:
         of_training = own.kind == figure.kind == "training"
         of_requests = "training" not in (own.kind, figure.kind)

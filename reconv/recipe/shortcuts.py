@@ -37,7 +37,7 @@ class Shortcut:
         return "--" + self.name.replace("_", "-")
 
     def origin(self, style: Style) -> str:
-        """Where a value came from, for messages."""
+        """Origin of a value, for messages."""
         return self.option if style == "option" else f"train({self.name}=...)"
 
 

@@ -133,7 +133,7 @@ class Duration:
 @message
 @dataclass(frozen=True, slots=True)
 class BadImages:
-    """How many unreadable files a run may skip; 0 stops at the first."""
+    """Number of unreadable files a run may skip; 0 stops at the first."""
 
     limit: int
 

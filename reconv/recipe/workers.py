@@ -1,4 +1,4 @@
-"""What `auto` means for decoding: which decoder, how many workers, threads or processes.
+"""Choices of `auto` for decoding: decoder, number of workers, threads or processes.
 
 Only the decoder changes pixels, so a run keeps it; the rest is about speed.
 """
@@ -44,19 +44,19 @@ def workers(recipe: Recipe, facts: Facts) -> int:
 
 
 def _decodes_without_gil(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the native decoder reads and crops many training images in one call, in threads of its own."""
+    """True if the native decoder reads and crops many training images in one call, in threads of its own."""
     return facts.fills_from_files and decoder(recipe, facts) == "native" and recipe.data.cache == "off"
 
 
 def _uses_processes(recipe: Recipe, facts: Facts) -> bool:
-    """Whether training images are decoded by processes: as set, else where threads would wait for the GIL."""
+    """True if training images are decoded by processes: as set, else where threads would wait for the GIL."""
     if recipe.data.backend != "auto":
         return recipe.data.backend != "threads"
     return not _decodes_without_gil(recipe, facts) and _prefers_processes(recipe, facts, facts.num_train)
 
 
 def _prefers_processes(recipe: Recipe, facts: Facts, num_images: int) -> bool:
-    """Whether image by image processes are faster: many threads contend for the GIL, with Pillow even two do."""
+    """True if image by image processes are faster: many threads contend for the GIL, with Pillow even two do."""
     data = recipe.data
     if data.cache != "off" or not sys.platform.startswith("linux"):
         return False
@@ -67,7 +67,7 @@ def _prefers_processes(recipe: Recipe, facts: Facts, num_images: int) -> bool:
 
 
 def backend(recipe: Recipe, facts: Facts) -> str:
-    """Where images are decoded: caller (no workers), threads or processes."""
+    """Place where images are decoded: caller (no workers), threads or processes."""
     if workers(recipe, facts) == 0:
         return "caller"
     if recipe.data.backend != "auto":
@@ -76,7 +76,7 @@ def backend(recipe: Recipe, facts: Facts) -> str:
 
 
 def eval_backend(recipe: Recipe, facts: Facts) -> str:
-    """Where validation images are decoded: as training images, but Pillow decodes them, so that many need processes."""
+    """Place where validation images are decoded: as for training, but Pillow decodes, so that many need processes."""
     chosen = backend(recipe, facts)
     is_small = facts.num_val < MANY_IMAGES
     if recipe.data.backend != "auto" or chosen != "threads" or not _decodes_without_gil(recipe, facts) or is_small:

@@ -38,7 +38,7 @@ def classification(record: RunRecord) -> Html:
 
 
 def _panels(analysis: Mapping[str, Any]) -> Html:
-    """What is confused, and the calibration; empty for several labels per image."""
+    """Panels on confusions and calibration; empty for several labels per image."""
     if "confusion" not in analysis:
         return Html("")
     shows_matrix = len(analysis["classes"]) <= MAX_MATRIX_CLASSES

@@ -58,7 +58,7 @@ class NamedCode:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found in a folder or a file."""
+    """Description of a folder or file from elsewhere."""
 
     path: str
     kind: str

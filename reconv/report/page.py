@@ -31,7 +31,7 @@ _BADGES = {
 
 @dataclass(frozen=True, slots=True)
 class LivePage:
-    """When the page of a running run was written, and how it reloads itself."""
+    """Time at which the page of a running run was written, and the interval of its reloads."""
 
     written_s: float  # Unix seconds
     reload_s: float  # between two reloads
@@ -60,7 +60,7 @@ def document(title: str, *body: Html, live: LivePage | None = None) -> str:
 
 
 def _timing(live: LivePage) -> dict[str, object]:
-    """What the page's script needs to reload the page."""
+    """Timing that the page's script needs to reload the page."""
     return {"data-reload-s": f"{live.reload_s:g}", "data-stale-at-s": f"{live.written_s + live.stale_s:.0f}"}
 
 

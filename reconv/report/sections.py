@@ -19,7 +19,7 @@ _MAX_ROWS = 200
 
 
 def header(record: RunRecord, summary: Mapping[str, Any], live: page.LivePage | None = None) -> Html:
-    """What was trained, the result, and the commands to repeat or resume the run."""
+    """Header: the recipe, the result, and the commands to repeat or resume the run."""
     commands_typed = [attempt.start.command for attempt in record.attempts]
     command = next((words for words in reversed(commands_typed) if words[1:2] == ("train",)), ())
     can_resume = summary["resume_command"] and live is None
@@ -42,7 +42,7 @@ def header(record: RunRecord, summary: Mapping[str, Any], live: page.LivePage | 
 
 
 def _progress(record: RunRecord, summary: Mapping[str, Any]) -> str:
-    """How far a running run is."""
+    """Progress of a running run."""
     metric, steps = summary["metric"], f"At step {summary['steps']:,} of {summary['total_steps']:,}"
     value = f", {fmt.metric_name(metric)} {fmt.metric_text(metric, summary['value'])} so far" if metric else ""
     left_s = record.progress[-1].eta_s if record.progress else None
@@ -291,7 +291,7 @@ def checkpoints(record: RunRecord) -> Html:
 
 
 def _reason(saved: CheckpointSaved) -> str:
-    """Why a checkpoint was written, and those that it stands for because they were due while another was written."""
+    """Reason of a checkpoint, with reasons of those that were due while another was written."""
     steps = ", ".join(f"{step:,}" for step in saved.replaced)
     return f"{saved.reason}, also for step {steps}" if steps else saved.reason
 

@@ -79,7 +79,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
 
 
 def _added_fields(summary: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What the end of a run adds to its summary: texts that are not known before, and new keys."""
+    """Additions of a run's end to its summary: texts that are not known before, and new keys."""
     return {name: value for name, value in fields.items() if name not in summary or _may_replace(summary[name], value)}
 
 
@@ -112,7 +112,7 @@ def _speed(record: RunRecord) -> dict[str, Any]:
 
 
 def _checkpoints(record: RunRecord) -> dict[str, Any]:
-    """How long saving checkpoints blocked training, and how long writing them took."""
+    """Seconds that saving checkpoints blocked training, and that writing them took."""
     stalls_s = [s.wall_s if s.stall_s is None else s.stall_s for s in record.checkpoints]
     writes_s = [s.wall_s if s.write_s is None else s.write_s for s in record.checkpoints]
     return {
@@ -178,7 +178,7 @@ def _resume(record: RunRecord) -> str | None:
 
 
 def _is_finished(record: RunRecord) -> bool:
-    """Whether nothing is left to do; --stop-after ends a command with exit code 0, too."""
+    """True if nothing is left to do; --stop-after ends a command with exit code 0, too."""
     end = record.end
     return end is not None and end.exit_code == ExitCode.OK and not end.fields.get("stopped_after")
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went: a bar for each attempt, and a table of the last one."""
+"""The report's section on time: a bar for each attempt, and a table of the last one."""
 
 from __future__ import annotations
 

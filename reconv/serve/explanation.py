@@ -1,4 +1,6 @@
-"""What `explain=true` adds to a prediction: the image as the network saw it, and where a classifier looked."""
+"""The explanation that `explain=true` adds to a prediction: the image as the network saw it, and where a classifier
+looked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients share: limits with a part for each of them, and the order in which their work is done."""
+"""Fair sharing between clients: limits with a part for each of them, and the order in which their work is done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shares:
     _by_client: dict[str, int] = field(default_factory=dict, init=False)
 
     def has_room(self, client: str, amount: int = 1) -> bool:
-        """Whether a client may use so much more; anything fits where nothing is used."""
+        """True if a client may use so much more; anything fits where nothing is used."""
         if self.used == 0 or self.used + amount <= self.limit:
             return True
         num_clients = len(self._by_client) + (client not in self._by_client)

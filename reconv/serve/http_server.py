@@ -38,7 +38,7 @@ _STOP_LOADING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `reconv serve` was asked for."""
+    """Settings of `reconv serve`."""
 
     runs: Sequence[str]
     load: LoadSettings
@@ -57,7 +57,7 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the server of one of several processes shares with the others."""
+    """Resources that one of several server processes shares with the others."""
 
     metrics_folder: Path
     counts: ConnectionCounts

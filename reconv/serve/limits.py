@@ -16,7 +16,7 @@ _DISCARD_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client, and all clients together, may use."""
+    """Limits of one client, and of all clients together."""
 
     max_body_bytes: int = 32 * MIB  # of one request
     max_json_bytes: int = 8 * MIB  # of the JSON of one request

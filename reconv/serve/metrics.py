@@ -1,4 +1,4 @@
-"""What the server counts and measures, in the format of Prometheus."""
+"""Counters and times of the server, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ServerMetrics:
             histogram.observe(seconds)
 
     def on_batch(self, model: str) -> Callable[[int, float], None]:
-        """What a batcher calls after each batch of a model."""
+        """Callback of a batcher after each batch of a model."""
         sizes, seconds = self.batch_size.labels(model), self.network_s.labels(model)
 
         def observe(num_images: int, network_s: float) -> None:

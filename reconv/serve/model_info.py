@@ -1,4 +1,4 @@
-"""What `/models` says about a loaded model: its task, classes, input, results and card."""
+"""Description of a loaded model for `/models`: its task, classes, input, results and card."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _Stamp = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Which weights are loaded, where, and how."""
+    """Settings for loading weights."""
 
     devices: Sequence[str] = ("auto",)
     best: bool = False
@@ -53,7 +53,7 @@ def with_consents(settings: LoadSettings, models: Sequence[ServedModel]) -> Load
 
 @dataclass(slots=True)
 class _Followed:
-    """What was last seen of a run."""
+    """Last seen state of a run."""
 
     run: RunDir | None = None  # None: it has no checkpoint yet
     stamp: _Stamp = ()
@@ -185,7 +185,7 @@ class ModelLoader:
 
 
 def _stamp(run: RunDir) -> _Stamp:
-    """What changes when a run has another checkpoint, or another best one."""
+    """Stamp that changes with a run's newest or best checkpoint."""
     folders = [path for path in run.checkpoints.iterdir() if is_checkpoint_name(path.name)]
     files = [path for path in (run.best, run.averaged) if path.exists()]
     return tuple(sorted((path.name, _modified(path)) for path in (*folders, *files)))

@@ -18,7 +18,7 @@ from reconv.serve.explanation import explain
 
 @dataclass(frozen=True, slots=True)
 class PredictOptions:
-    """What a client asks for; jobs with equal options share their post-processing."""
+    """Options of a client's request; jobs with equal options share their post-processing."""
 
     top: int | None = None
     min_score: float | None = None
@@ -28,7 +28,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How images of different requests are put together."""
+    """Settings for batching images of different requests."""
 
     max_batch: int = 16
     max_wait_s: float = 0.002
@@ -138,7 +138,7 @@ def default_name(run: str) -> str:
 
 
 def describe_model(served: ServedModel) -> dict[str, Any]:
-    """What `/models` says about a model."""
+    """Description of a model for `/models`."""
     loaded = served.current
     return {"name": served.name, "ready": loaded is not None, **({} if loaded is None else loaded.info)}
 

@@ -256,7 +256,7 @@ def _serve(server: HttpServer, channel: _Channel) -> ExitCode:
 
 
 class _Channel:
-    """What a server process says to its parent, from any thread."""
+    """Messages of a server process to its parent, from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()

@@ -32,7 +32,7 @@ _LARGE_PIXELS = 1 << 20  # more takes a thread up to seconds
 
 
 def decoding_bytes(num_pixels: int) -> int:
-    """What decoding an image takes at most: Pillow's pixels of four bytes, converted, turned upright and read."""
+    """Most bytes that decoding an image takes: Pillow's pixels of four bytes, converted, turned upright and read."""
     return 16 * num_pixels
 
 
@@ -52,7 +52,7 @@ def image_size(data: bytes) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """How long each stage of a request took."""
+    """Seconds of each stage of a request."""
 
     read_s: float = 0.0
     queue_s: float = 0.0
@@ -61,7 +61,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Serving:
-    """What all requests share."""
+    """State that all requests share."""
 
     models: dict[str, ServedModel]
     limits: Limits

@@ -36,7 +36,7 @@ class ConnectionCounts:
         self._counts[process] = _ABSENT
 
     def is_fewest(self, process: int) -> bool:
-        """Whether no other process has fewer connections."""
+        """True if no other process has fewer connections."""
         return self._counts[process] <= min(self._counts)
 
 

@@ -17,5 +17,5 @@ def cache_dir() -> Path:
 
 
 def remote_trees() -> str:
-    """Where the folders of object stores appear as files, with a slash at the end."""
+    """Folder in which object stores appear as files, with a slash at the end."""
     return f"{cache_dir()}/{REMOTE_FOLDER}/trees/"

@@ -158,18 +158,18 @@ def require_https(url: str) -> None:
 
 
 def _validator_file(part: Path) -> Path:
-    """Where the ETag or date of the file that is being downloaded is kept."""
+    """File with the ETag or date of an unfinished download."""
     return part.with_name(part.name + ".etag")
 
 
 def _validator(headers: Message) -> str:
-    """What identifies this version of the file; empty if the server does not say (a weak ETag does not)."""
+    """Identifier of this version of the file; empty if the server does not say (a weak ETag does not)."""
     etag = headers.get("ETag") or ""
     return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified") or ""
 
 
 def _is_version(headers: Message, validator: str) -> bool:
-    """Whether a response is about the version that was asked for: some servers ignore If-Range.
+    """True if a response is about the version that was asked for: some servers ignore If-Range.
 
     A server may leave the date out where it confirms it, but not the ETag.
     """
@@ -192,7 +192,7 @@ def _refuse_links(part: Path, error: type[ReconvError]) -> None:
 
 
 def _resume_point(part: Path) -> tuple[int, str]:
-    """How many bytes of which version are there; zero bytes if the version is unknown."""
+    """Number of bytes on disk, and their version; zero bytes if the version is unknown."""
     if not part.exists() or not _validator_file(part).exists():
         return 0, ""
     validator = _validator_file(part).read_text(encoding="utf-8", errors="replace").strip()

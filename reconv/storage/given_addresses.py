@@ -16,7 +16,7 @@ _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/(.*)", re.DOTALL)
 
 
 def is_address(text: object) -> bool:
-    """Whether reading from this path asks a server, or reads a `file:` address."""
+    """True if reading from this path asks a server, or reads a `file:` address."""
     return _ADDRESS.fullmatch(str(text)) is not None
 
 
@@ -31,7 +31,7 @@ def remember_address(url: str) -> None:
 
 
 def is_given(url: str) -> bool:
-    """Whether this user has given the address before."""
+    """True if this user has given the address before."""
     with suppress(OSError):
         return _normal(url) in read_bytes(cache_dir() / _FILE, _MAX_BYTES).split(b"\n")
     return False

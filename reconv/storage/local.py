@@ -245,7 +245,7 @@ class ReadStream(io.RawIOBase):
 
 
 def is_possible_path(path: str) -> bool:
-    """Whether a text from a file can be a path at all."""
+    """True if a text from a file can be a path at all."""
     try:
         return "\0" not in path and 0 < len(os.fsencode(path)) <= _MAX_PATH_BYTES
     except UnicodeEncodeError:  # a lone surrogate
@@ -253,12 +253,12 @@ def is_possible_path(path: str) -> bool:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder or a link to one; a link to itself is neither folder nor file."""
+    """True if an entry is a folder or a link to one; a link to itself is neither folder nor file."""
     return _follow(entry.is_dir)
 
 
 def is_regular_file(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a regular file or a link to one."""
+    """True if an entry is a regular file or a link to one."""
     return _follow(entry.is_file)
 
 

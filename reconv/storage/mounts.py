@@ -1,4 +1,4 @@
-"""Whether a path is on a local disk, where files can be mapped safely."""
+"""Detection of paths on local disks, where files can be mapped safely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether the file is on a local disk according to the mount table; True without a table."""
+    """True if the file is on a local disk according to the mount table; True without a table."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

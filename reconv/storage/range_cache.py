@@ -117,7 +117,7 @@ class RangeCache:
 
     @property
     def limit_bytes(self) -> int:
-        """What the cache may hold: $RECONV_CACHE_LIMIT, else half of what is free or already its own."""
+        """Most bytes the cache may hold: $RECONV_CACHE_LIMIT, else half of what is free or already its own."""
         if self._limit_bytes is None:
             text = os.environ.get(LIMIT_VARIABLE)
             if text:
@@ -137,7 +137,7 @@ class RangeCache:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def has(self, block: Block) -> bool:
-        """Whether the block is in the cache; its content is checked when it is read."""
+        """True if the block is in the cache; its content is checked when it is read."""
         return os.path.exists(block.path)
 
     def fetch(
@@ -232,11 +232,11 @@ class RangeCache:
             self._mapped.pop(path, None)
 
     def has_room(self, block: Block, may_evict: bool) -> bool:
-        """Whether the block could be kept."""
+        """True if the block could be kept."""
         return self._make_room(block.length, may_evict)
 
     def _make_room(self, num_bytes: int, may_evict: bool) -> bool:
-        """Whether a block may be written; deletes those that were not used for the longest time, if allowed."""
+        """True if a block may be written; deletes those that were not used for the longest time, if allowed."""
         limit = self.limit_bytes
         if num_bytes > limit or time.monotonic() - self._refused_s < _REFUSED_S:
             return False

@@ -56,7 +56,7 @@ def local_data_path(path: str | Path) -> Path:
 
 
 def shown_path(path: str | Path) -> str:
-    """What users call a path: the address, for a file of a tree."""
+    """Path as users know it: the address, for a file of a tree."""
     text = str(path)
     found = _split(text)
     if found is None:
@@ -85,7 +85,7 @@ def _mount(url: str, trees: str) -> Path:
 
 
 def is_remote(path: str | bytes) -> bool:
-    """Whether a path is in a tree."""
+    """True if a path is in a tree."""
     return os.fsdecode(path).startswith(_trees())
 
 

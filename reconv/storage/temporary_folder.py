@@ -32,7 +32,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
 
 
 def has_owner(folder: Path) -> bool:
-    """Whether the process that made a folder is alive, as far as locks can tell."""
+    """True if the process that made a folder is alive, as far as locks can tell."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -38,7 +38,7 @@ _ABOUT_THE_PATH = frozenset(
 
 
 def is_machine_fault(error: OSError) -> bool:
-    """Whether the system refused a call that would have worked on a healthy disk with enough rights and resources."""
+    """True if the system refused a call that would have worked on a healthy disk with enough rights and resources."""
     return error.errno is not None and error.errno not in _ABOUT_THE_PATH
 
 

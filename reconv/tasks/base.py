@@ -31,7 +31,7 @@ class Metrics(Protocol):
         ...
 
     def state(self) -> MetricsState:
-        """What was accumulated, as arrays that can be sent to other ranks and written to a file."""
+        """Accumulated state as arrays that can be sent to other ranks and written to a file."""
         ...
 
     def merge(self, states: Sequence[MetricsState]) -> None:

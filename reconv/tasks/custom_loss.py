@@ -125,7 +125,7 @@ def _recognize(name: str, function: LossFunction, example: Example) -> CustomLos
 
 
 def _reduction_of(name: str, function: LossFunction, value: Tensor, example: Example) -> Reduction:
-    """Whether one number for a batch is the mean or the sum of those for its rows."""
+    """True if one number for a batch is the mean or the sum of those for its rows."""
     with code_errors(f"{name}, called with one sample,"):
         rows = torch.stack([function(*(part[i : i + 1] for part in example)) for i in range(len(example[0]))])
     for returns, expected in (("mean", rows.mean()), ("sum", rows.sum())):

@@ -27,7 +27,7 @@ from reconv.tasks.base import LossSums
 
 @dataclass(frozen=True, slots=True)
 class MatchConfig:
-    """How anchors are matched with ground-truth boxes, and which negatives count."""
+    """Settings for matching anchors with ground-truth boxes and choosing negatives."""
 
     variances: tuple[float, float] = (0.1, 0.2)
     match_iou: float = 0.5

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Updatable(Protocol):
-    """What takes the outputs for one batch after the other."""
+    """Receiver of the outputs for one batch after the other."""
 
     def update(self, outputs: Any, batch: Batch) -> None: ...
 

@@ -67,7 +67,7 @@ class RunCheckpointer:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint of this rank is being written."""
+        """True if a checkpoint of this rank is being written."""
         return self._writer.is_busy
 
     def take_findings(self) -> list[Finding]:
@@ -112,7 +112,7 @@ class RunCheckpointer:
         return Counters.from_state(loaded.state)
 
     def is_time_to_save(self) -> bool:
-        """Whether an interval in minutes has passed on this rank."""
+        """True if an interval in minutes has passed on this rank."""
         save = self._run.plan.save
         return (
             save is not None and save.minutes is not None and time.monotonic() - self._last_save_s >= 60 * save.minutes
@@ -123,7 +123,7 @@ class RunCheckpointer:
         self._time_to_save = value
 
     def reason_to_save(self, step: int, *, is_last: bool, improved: bool) -> str:
-        """Why a checkpoint is due after `step` steps; empty if none is."""
+        """Reason to save a checkpoint after `step` steps; empty if there is none."""
         plan = self._run.plan
         if plan.save is None:
             return ""
@@ -266,7 +266,7 @@ class RunCheckpointer:
         return best.step if best is not None and self._run.recipe.save.keep_best else None
 
     def _is_needed(self, queued: int, step: int, best: BestCheckpoint | None) -> bool:
-        """Whether a checkpoint that waits to be written is needed beside that of a later step."""
+        """True if a checkpoint that waits to be written is needed beside that of a later step."""
         window = self._run.plan.average
         return (
             self._run.recipe.save.keep_last > _NUM_TO_RESUME
@@ -328,7 +328,7 @@ def weights_headers(state: Mapping[str, Any], recipe: Recipe, step: int) -> dict
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:
-    """What every checkpoint of a run stores: with its tensors, enough for inference without the run directory.
+    """Metadata in every checkpoint of a run: with its tensors, enough for inference without the run directory.
 
     The data's fingerprint is not waited for here: it may still be computed.
     """

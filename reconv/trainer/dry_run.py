@@ -44,7 +44,7 @@ E = TypeVar("E", bound=Event)
 @message
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """What a dry run has measured; None where it did not get that far."""
+    """Measurements of a dry run; None for what it did not reach."""
 
     recipe: str
     steps: int
@@ -123,7 +123,7 @@ def _shorten(run: TrainingRun, steps: int | None) -> TrainingRun:
 
 
 def _measure(run: TrainingRun, short: TrainingRun, events: Sequence[Event], start_s: float) -> DryRunResult:
-    """What the events of a dry run say about it and about the whole run."""
+    """Measurements from the events of a dry run, and estimates for the whole run."""
     recipe, whole, plan, clock = run.recipe, run.plan, short.plan, run.clock
     ready_s = _times_s(_all(events, RunPlanned))[0]
     first_s, *later_s = _times_s(_all(events, TrainProgress))
@@ -198,7 +198,7 @@ def _disk_bytes(recipe: Recipe, plan: Plan, checkpoint_bytes: int | None) -> int
 
 
 def _num_averaged(plan: Plan) -> int:
-    """How many checkpoints the average at the end needs."""
+    """Number of checkpoints that the average at the end needs."""
     if plan.average is None:
         return 0
     regular = replace(plan.average.save, at_end=False)

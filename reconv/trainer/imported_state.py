@@ -119,7 +119,7 @@ def _without_momentum(state: TrainingState) -> TrainingState:
 
 
 def _notes(recipe: Recipe, plan: Plan, model: nn.Module, state: TrainingState, step: int) -> list[str]:
-    """What is continued, and what is lost."""
+    """Notes on what is continued, and what is lost."""
     num_parameters = len(list(model.parameters()))
     taken = [f"{len(state.weights)} tensors"]
     taken += [f"{kind} of {len(by_name)} parameters" for kind, by_name in state.optimizer.items()]

@@ -73,7 +73,7 @@ def largest_that_fits(choices: Sequence[int], start: int, fits: Callable[[int], 
 
 
 def _can_change(recipe: Recipe, plan: Plan) -> bool:
-    """Whether the micro-batch is free: not where it is a batch norm group, a part of one, or fixed by a pipeline."""
+    """True if the micro-batch is free: not a batch norm group, a part of one, or fixed by a pipeline."""
     is_fixed = recipe.batch.group == "micro" or recipe.parallel.pipeline_stages > 1 or plan.devices_per_group > 1
     return recipe.batch.micro == "auto" and not is_fixed
 
@@ -111,7 +111,7 @@ def _try_sizes(run: PreparedRun, choices: Sequence[int]) -> tuple[int, str]:
 
 
 def _fits(run: PreparedRun, num_groups: int) -> bool:
-    """Whether one step on this device alone, with micro-batches of `num_groups` groups, leaves enough memory free."""
+    """True if one step on this device alone, with micro-batches of `num_groups` groups, leaves enough memory free."""
     is_captured = build_graph_capture(run.recipe, run.device, run.process_group) is not None
     limit = MAX_MEMORY_FRACTION_CAPTURED if is_captured else MAX_MEMORY_FRACTION
     single = run.on_one_device()

@@ -80,7 +80,7 @@ class RestorePoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the checkpoint stores besides tensors; empty without one."""
+        """State in the checkpoint besides tensors; empty without one."""
         return dict(self.loaded.state) if self.loaded is not None else {}
 
     @property
@@ -223,7 +223,7 @@ def open_existing(
 
 
 def _damage_of_last_checkpoint(run_dir: RunDir) -> str:
-    """What is wrong with the newest checkpoint where an older one is valid; empty if nothing is."""
+    """Problem with the newest checkpoint if an older one is valid; empty if there is none."""
     newest = open_store(run_dir).newest() if run_dir.checkpoints.exists() else None
     if newest is None or newest.path is None or not newest.skipped:
         return ""
@@ -287,7 +287,7 @@ def check_same_run(run: OpenedRun, recipe: Recipe, command: Sequence[str]) -> tu
 
 
 def _changed_recipe(run_dir: RunDir, refused: Mapping[str, tuple[Any, Any]], command: Sequence[str]) -> RecipeError:
-    """What a command would change, and the commands that continue the run or start a new one."""
+    """Error on what a command would change, with the commands that continue the run or start a new one."""
     is_finished = run_dir.is_finished()
     what = "the run is finished with another recipe" if is_finished else "the recipe has changed since the run started"
     continued = [] if is_finished else [resume_command(run_dir.path)]
@@ -329,7 +329,7 @@ def check_recipe_unchanged(run: OpenedRun) -> None:
 
 
 def _edited_fields(run: OpenedRun) -> list[str]:
-    """How `recipe.yaml` differs from the recipe in the newest checkpoint, if there is one that can be read."""
+    """Differences between `recipe.yaml` and the recipe in the newest checkpoint, if there is one that can be read."""
     store = open_store(run.run_dir)
     newest = store.newest().path
     if newest is None:

@@ -395,7 +395,7 @@ def check_code_of_rank0(process_group: ProcessGroup, recipe: Recipe, args: RunOp
 
 
 def _named_code(recipe: Recipe, args: RunOptions) -> set[str]:
-    """What a recipe would import, the folders it would be found in, and whose saved recipe may name more."""
+    """Code that a recipe would import, the folders it would be found in, and whose saved recipe may name more."""
     paths = [path for _, path in code_references(recipe) if not is_provided(path)]
     folders = recipe.code_path if paths else ()
     teacher = (recipe.distill.teacher, recipe.distill.teacher_recipe) if args.trust_code else ()

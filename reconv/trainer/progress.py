@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counters:
-    """What a checkpoint must know besides tensors."""
+    """State of a checkpoint besides tensors."""
 
     step: int = 0  # steps done
     history: list[dict[str, Any]] = field(default_factory=list)  # of each evaluation: step, weights, metrics
@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class _PendingProgress:
-    """What is logged once the device has computed the sums."""
+    """Progress to log once the device has computed the sums."""
 
     make_event: Callable[..., TrainProgress]  # from loss, metrics, grad_norm and loss_scale
     metric_names: tuple[str, ...]

@@ -207,12 +207,12 @@ class TrainingRun(PreparedRun):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run that was to be resumed is already finished."""
+        """True if the run that was to be resumed is already finished."""
         return self.existing is not None and self.existing.is_finished
 
     @property
     def result(self) -> RunOutcome:
-        """How the run ended; available after the `with` block."""
+        """Outcome of the run; available after the `with` block."""
         if self.finalizer.result is None:
             raise RuntimeError("the result is only available after the `with` block")
         return self.finalizer.result

@@ -73,7 +73,7 @@ class StepScalars:
 
 
 def are_finite(loss: Tensor, grad_norm: Tensor) -> Tensor:
-    """Whether both numbers are finite, as a bool on the device: 0 times infinity or NaN is NaN.
+    """Bool on the device, True if both numbers are finite: 0 times infinity or NaN is NaN.
 
     Three kernel launches; torch.isfinite of both takes nine.
     """
@@ -340,7 +340,7 @@ def build_train_step(
 def _build_graphs(
     run: PreparedRun, capture: GraphCapture | None, strategy: ParallelStrategy, forward: Callable[..., object]
 ) -> tuple[StepGraphs | None, Callable[..., object]]:
-    """What captures steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
+    """Capturer of steps, and the forward function; DistributedDataParallel is built on the stream of the capture."""
     if capture is None:
         return None, strategy.wrap(forward)
     if not run.process_group.is_distributed:

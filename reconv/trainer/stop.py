@@ -65,7 +65,7 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """How long a command trains, counted from its own first step or from its start; None: to the end of the run."""
+    """Limit on a command's training, counted from its own first step or from its start; None: to the end of the run."""
 
     text: str = ""  # as typed
     step: int | None = None  # number of steps of the run after which to stop
@@ -90,9 +90,9 @@ class StopAfter:
         return cls(text.strip(), step=first_step + max(1, math.ceil(steps)))
 
     def is_reached(self, step: int) -> bool:
-        """Whether the limit in steps is reached; every rank finds the same."""
+        """True if the limit in steps is reached; every rank finds the same."""
         return self.step is not None and step >= self.step
 
     def time_is_up(self) -> bool:
-        """Whether the limit in time is reached on this rank."""
+        """True if the limit in time is reached on this rank."""
         return self.seconds is not None and time.monotonic() - self.start_s >= self.seconds

@@ -80,7 +80,7 @@ class ProvedState:
     micro_groups: int
 
     def is_right(self) -> bool:
-        """Whether the copy itself has not changed."""
+        """True if the copy itself has not changed."""
         return torch.equal(row_digests(self.block).cpu(), self.rows)
 
 
@@ -251,7 +251,7 @@ class Verifier:
             self._add(step, tensor, "ranks")
 
     def after_divergence(self, step: int) -> WrongBitsError:
-        """What all ranks have found, be it nothing; every step is computed again until after this one."""
+        """Findings of all ranks, which may be none; every step is computed again until after this one."""
         self._full_until = step + 1
         self._read_found()
         gathered = self.process_group.all_gather(self.findings)
@@ -293,7 +293,7 @@ class Verifier:
         self.digests.record()
 
     def wants_copy(self, step: int) -> bool:
-        """Whether the state after this many steps is to be kept."""
+        """True if the state after this many steps is to be kept."""
         return self.mode == "full" or (step % SAMPLE_STEPS == 0 and step > self._proved[0].counters.step)
 
     def keep(self, counters: Counters, progress: ProgressSums, micro_groups: int, hold_older: bool) -> None:

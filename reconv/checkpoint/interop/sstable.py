@@ -17,7 +17,7 @@ _MAX_KEYS_BYTES = 64 << 20  # shared prefixes can make keys far larger than the 
 
 
 def has_footer(data: bytes) -> bool:
-    """Whether the bytes end with the footer of a table."""
+    """True if the bytes end with the footer of a table."""
     return len(data) >= _FOOTER_BYTES and data.endswith(_MAGIC)
 
 

@@ -33,7 +33,7 @@ _COUNTER = "n_averaged"  # of torchvision's average
 @message
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a checkpoint of another program says about its training."""
+    """Training state from a checkpoint of another program."""
 
     path: Path
     program: str

@@ -39,7 +39,7 @@ _CONNECTIONS = 8
 
 
 def read_mirror_url(run_dir: RunDir) -> str | None:
-    """Where the copy of a run is; None if it has none."""
+    """Address of a run's copy; None if it has none."""
     try:
         url = read_json_object(run_dir.path / URL_FILE, read_limits.RUN_JSON_BYTES)["url"]
     except (OSError, ValueError, KeyError):
@@ -65,7 +65,7 @@ def check_mirror_address(url: str, where: str) -> None:
 
 
 def has_run(store: ObjectStore) -> bool:
-    """Whether there is a run at the store's root."""
+    """True if there is a run at the store's root."""
     return any(item.name == "recipe.yaml" for item in _list(store))
 
 

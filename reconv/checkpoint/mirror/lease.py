@@ -1,4 +1,4 @@
-"""Who writes the copy of a run in an object store.
+"""The lease of a run's copy in an object store: one writer at a time.
 
 `lease.json` names its writer, who writes it again every half minute. Another process that finds one of a living writer
 refuses; one that does not change for a minute and a half is taken over. Stores do not all have a conditional PUT, so
@@ -117,7 +117,7 @@ class RunLease:
         retry_store(lambda: self._store.write(NAME, json.dumps(lease).encode()), self._store.root)
 
     def _is_dead(self, lease: dict[str, object]) -> bool:
-        """Whether the writer was a process of this machine that has ended."""
+        """True if the writer was a process of this machine that has ended."""
         pid = lease.get("pid")
         if not isinstance(pid, int) or not (here := _pid_namespace()) or lease.get("pids") != here:
             return False
@@ -133,7 +133,7 @@ class RunLease:
 
 
 def _pid_namespace() -> str:
-    """Where process ids are those of this process: since the start of this machine, and in this container.
+    """Namespace of this process's ids: since the start of this machine, and in this container.
 
     The host's name does not say that: a pod of Kubernetes has the name of the one that it replaces.
     """

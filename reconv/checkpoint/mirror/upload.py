@@ -85,7 +85,7 @@ class RunMirror:
         self._wake.set()
 
     def new_problem(self) -> str:
-        """What keeps the copy from being complete, if that was not returned before."""
+        """New reason why the copy is not complete, if there is one."""
         problem = self._problem
         if problem == self._reported:
             return ""
@@ -202,7 +202,7 @@ class RunMirror:
         self._manifests_there[name] = text
 
     def _is_stored(self, path: Path, text: bytes) -> bool:
-        """Whether an earlier process has uploaded this checkpoint."""
+        """True if an earlier process has uploaded this checkpoint."""
         try:
             item = retry_store(lambda: self._store.info(self._name(path)), self.url)
             return item.num_bytes == len(text) and retry_store(

@@ -216,7 +216,7 @@ def _print(report: CheckReport, out: Path) -> None:
 
 
 def _derive(path: str, report: CheckReport) -> tuple[Derivation, ...]:
-    """What `reconv train finetune` derives from the data; empty if it cannot train on it."""
+    """Values that `reconv train finetune` derives from the data; empty if it cannot train on it."""
     from reconv.build.derived_recipe import load_derived
 
     has_boxes = any(own.num_boxes is not None for own in report.splits.values())

@@ -39,7 +39,7 @@ _FINAL = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesJob:
-    """What the manifests of a run depend on."""
+    """Facts that decide the manifests of a run."""
 
     name: str
     image: str
@@ -63,7 +63,7 @@ class KubernetesJob:
 
     @property
     def is_in_store(self) -> bool:
-        """Whether the run is kept in an object store."""
+        """True if the run is kept in an object store."""
         return is_url(self.run)
 
     @property
@@ -73,7 +73,7 @@ class KubernetesJob:
 
     @property
     def stop_s(self) -> int:
-        """How long a pod may take to end: a step, a save, and the upload of what it has saved."""
+        """Seconds that a pod may take to end: a step, a save, and the upload of what it has saved."""
         return self.stop_before_s + (_UPLOAD_S if self.is_in_store else 0)
 
     def check(self) -> None:
@@ -237,7 +237,7 @@ def resources(job: KubernetesJob) -> dict[str, Any]:
 
 
 def cache_variables(job: KubernetesJob) -> dict[str, str]:
-    """Where data of an object store are kept in a pod, and how much of them."""
+    """Variables that set the place and limit of the cache in a pod."""
     if not _needs_cache(job):
         return {}
     return {"RECONV_CACHE": CACHE, "RECONV_CACHE_LIMIT": str(int(_CACHE_FILL * _cache_bytes(job)))}

@@ -1,4 +1,4 @@
-"""What is checked before a job is submitted: the recipe on so many devices, its data, and the run directory."""
+"""Checks before a job is submitted: the recipe on so many devices, its data, and the run directory."""
 
 from __future__ import annotations
 

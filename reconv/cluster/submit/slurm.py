@@ -30,7 +30,7 @@ _NOT_ALLOCATED = ("cpu", "mps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """What the batch script of a run depends on."""
+    """Facts that decide the batch script of a run."""
 
     name: str
     run: Path  # the run directory, absolute

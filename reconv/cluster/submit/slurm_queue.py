@@ -59,7 +59,7 @@ def read_job(run: Path) -> SubmittedJob | None:
 
 
 def has_slurm() -> bool:
-    """Whether jobs can be submitted from this machine."""
+    """True if jobs can be submitted from this machine."""
     return shutil.which("sbatch") is not None
 
 

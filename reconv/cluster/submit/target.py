@@ -1,4 +1,4 @@
-"""What `reconv submit` hands to a target, and what it gets back; the list of targets."""
+"""The interface of the targets of `reconv submit`, and the list of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ HERE = (sys.executable, "-m", "reconv")  # the program of nodes that share this 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What was submitted or written, for --json, and the lines that say so."""
+    """Result of a submission for --json, and its lines for people."""
 
     result: Mapping[str, Any]
     lines: Sequence[str]

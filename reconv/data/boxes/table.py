@@ -124,7 +124,7 @@ class BoxTable:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def annotation_file(self, index: int) -> str:
-        """Where a person finds the annotation of an image."""
+        """File and line of an image's annotation, for people."""
         return (self.files if self.annotation_files is None else self.annotation_files)[index]
 
     def keep_images(self, kept: Flags) -> BoxTable:

@@ -96,7 +96,7 @@ def box_iou(first_xyxy: F64, second_xyxy: F64) -> F64:
 
 
 def _contains_center(views: F64, boxes_xyxy: F64) -> npt.NDArray[np.bool_]:
-    """Whether the center of each box [k, 4] is strictly inside each view [n, 4]: [n, k]."""
+    """Mask [n, k] of the boxes [k, 4] whose center is strictly inside each view [n, 4]."""
     centers = (boxes_xyxy[None, :, :2] + boxes_xyxy[None, :, 2:]) / 2
     inside = (centers > views[:, None, :2]) & (centers < views[:, None, 2:])
     contains: npt.NDArray[np.bool_] = inside[..., 0] & inside[..., 1]

@@ -38,7 +38,7 @@ Work = list[tuple[SplitInfo, OutputShard]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertTarget:
-    """What to write."""
+    """Output of a conversion."""
 
     kind: str
     options: TranscodeOptions = field(default_factory=TranscodeOptions)
@@ -172,7 +172,7 @@ class _ShardWriter:
                 raise error
 
     def _is_done(self, shard: OutputShard) -> bool:
-        """Whether an earlier command has written the shard, and its bytes are still those of its record."""
+        """True if an earlier command has written the shard, and its bytes are still those of its record."""
         record = self._staging.record(shard.name)
         if record is None or not self._writer.is_one_file:
             return record is not None

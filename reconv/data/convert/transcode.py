@@ -30,7 +30,7 @@ Encoding = Literal["any", "file", "jpeg"]  # pixels or an encoded file; an encod
 
 @dataclass(frozen=True, slots=True)
 class TranscodeOptions:
-    """How to re-encode images; by default they keep their bytes."""
+    """Options of re-encoding images; by default they keep their bytes."""
 
     raw: bool = False
     longest: int | None = None  # pixels; larger images are downscaled, smaller ones are kept
@@ -55,7 +55,7 @@ class TranscodeOptions:
         return ", ".join((*kept, *sides))
 
     def facts(self, encoding: Encoding) -> dict[str, object]:
-        """What decides the bytes, including the encoder's version where images are re-encoded."""
+        """Facts that decide the bytes, including the encoder's version where images are re-encoded."""
         facts: dict[str, object] = dict(asdict(self))
         if self != TranscodeOptions() or encoding == "jpeg":
             facts["encoder"] = f"Pillow {pillow_version}, libjpeg-turbo {features.version('libjpeg_turbo')}"

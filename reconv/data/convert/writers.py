@@ -62,7 +62,7 @@ FinishSplit = Callable[[StagingDir, SplitInfo, Sequence[Facts]], None]
 
 @dataclass(frozen=True, slots=True)
 class DatasetWriter:
-    """How one output format is written."""
+    """Writer of one output format."""
 
     encoding: Encoding
     shard_name: Callable[[Split, int, int], str]  # of split, number, number of shards

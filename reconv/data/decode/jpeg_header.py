@@ -86,7 +86,7 @@ def read_header(data: bytes) -> JpegHeader | None:
 
 
 def _is_complete(data: bytes, start: int) -> bool:
-    """Whether a scan runs to the end marker: decoders differ in what they make of one that breaks off."""
+    """True if a scan runs to the end marker: decoders differ in what they make of one that breaks off."""
     next_marker = _MARKER.search(data, _first_marker(data, start))
     return next_marker is not None and next_marker[0] == _END
 
@@ -156,7 +156,7 @@ def _frame(segment: bytes, at: int) -> JpegHeader | None:
 
 
 def _changes_pixels(marker: int, segment: bytes) -> bool:
-    """Whether a segment asks, or may ask, for another color space or orientation, or has an unknown form."""
+    """True if a segment asks, or may ask, for another color space or orientation, or has an unknown form."""
     if marker == _APP0:
         return segment.startswith(b"JFIF\0") and segment[5:6] != b"\x01"
     if marker == _APP14 and segment.startswith(b"Adobe"):

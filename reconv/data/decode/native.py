@@ -32,14 +32,14 @@ FILTERS = {"bilinear": 0, "bicubic": 1}
 
 @message
 class NativeSupport(NamedTuple):
-    """Whether one process can use the decoder: the problem if it cannot, and whether it would be faster than Pillow."""
+    """Support for the decoder in one process: the problem if it cannot be used, and if it is faster than Pillow."""
 
     problem: str
     is_fast: bool
 
 
 def native_support() -> NativeSupport:
-    """What this process can use; without vector instructions the decoder is no faster than Pillow."""
+    """Support for the decoder in this process; without vector instructions the decoder is no faster than Pillow."""
     found = problem()
     return NativeSupport(found, not found and bool(load(LIBRARY).reconv_jpeg_has_avx2()))
 
@@ -69,13 +69,13 @@ def choose_decoder(
 
 
 def available() -> bool:
-    """Whether the decoder is compiled and of this version."""
+    """True if the decoder is compiled and of this version."""
     return not problem()
 
 
 @cache
 def problem() -> str:
-    """Why the decoder cannot be used; empty if it can."""
+    """Reason why the decoder cannot be used; empty if it can."""
     try:
         version: int = ctypes.CDLL(str(LIBRARY)).reconv_jpeg_version()  # not by `load`: another version has other calls
     except OSError as error:
@@ -168,7 +168,7 @@ def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, I32]:
 
 
 class CropRule(ctypes.Structure):
-    """How `random_resized_crop_box` maps uniforms to a box."""
+    """Rule by which `random_resized_crop_box` maps uniforms to a box."""
 
     _fields_ = (
         ("min_scale", ctypes.c_double),

@@ -44,7 +44,7 @@ RESAMPLING = {
 
 @cache
 def reads_heic() -> bool:
-    """Whether pillow-heif is installed, which reads HEIC images."""
+    """True if pillow-heif is installed, which reads HEIC images."""
     return find_spec("pillow_heif") is not None
 
 

@@ -49,7 +49,7 @@ def jpeg_decoder() -> tuple[str, DecodeJpeg]:
 
 
 def matches_pillow(decode: DecodeJpeg) -> bool:
-    """Whether a decoder gives Pillow's pixels for noise, in gray and in color with each chroma subsampling."""
+    """True if a decoder gives Pillow's pixels for noise, in gray and in color with each chroma subsampling."""
     noise = (hash_array(0, np.arange(45 * 67 * 3)) >> np.uint64(56)).astype(np.uint8).reshape(45, 67, 3)
     whole = (0, 0, 67, 45)
     image = Image.fromarray(noise)

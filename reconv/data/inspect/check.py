@@ -215,7 +215,7 @@ def _examine_chunk(dataset: Dataset, stop: int, start: int) -> list[Examined]:
 
 
 class _SplitScan:
-    """What is kept of the samples of a split: 44 bytes each."""
+    """Compact record of the samples of a split: 44 bytes each."""
 
     def __init__(self, num_samples: int) -> None:
         self.report = SplitReport(num_samples)

@@ -1,4 +1,4 @@
-"""What `data check` keeps of one sample, and how it is stored until all samples have been read."""
+"""The record that `data check` keeps of each sample until all have been read."""
 
 from __future__ import annotations
 

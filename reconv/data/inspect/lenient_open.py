@@ -217,7 +217,7 @@ def _open_unsorted(root: Path, split: Split, report: Report, is_only: bool) -> D
 
 
 def _folder_places(root: Path, report: Report) -> Iterator[tuple[Split, SplitPlace]]:
-    """Where each split is; test/ is left out if it is used for validation."""
+    """Folder of each split; test/ is left out if it is used for validation."""
     if not has_class_folders(root) and split_folder(root, "train") is None:
         report(DataIssue("warning", "no-training", "there is no train/: this data can only be evaluated", (str(root),)))
     else:

@@ -63,7 +63,7 @@ class BadSamples:
 
     @property
     def tolerated(self) -> bool:
-        """Whether a bad sample is left out rather than ending the run."""
+        """True if a bad sample is left out rather than ending the run."""
         return self._limit > 0
 
     def known(self, split: Split) -> Collection[int]:

@@ -1,4 +1,4 @@
-"""Which samples a training step has, their augmentation parameters, and the split into micro-batches.
+"""Assembly of a training step's batch: its samples, their augmentation parameters, and micro-batches.
 
 All of it is a function of recipe, data and step; workers, ranks and the first step change nothing.
 """

@@ -27,7 +27,7 @@ _ALIGN_BYTES = 64  # a cache line
 
 
 class HostToDevice(Protocol):
-    """How tensors reach the device."""
+    """Transfer of tensors to the device."""
 
     def move(self, tensor: Tensor) -> Tensor:
         """The tensor on the device; the copy is finished, or ordered before what is computed next there."""
@@ -83,7 +83,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BufferField:
-    """Where the rows of a column are in a buffer."""
+    """Layout of a column's rows in a buffer."""
 
     name: str
     start: int
@@ -154,7 +154,7 @@ class BufferPool:
 
     @property
     def num_buffers(self) -> int:
-        """How many buffers there are, free ones included."""
+        """Number of buffers, free ones included."""
         return self._num_buffers
 
     def acquire(self, columns: Sequence[Column], num_rows: int, max_rows: int) -> BufferView:

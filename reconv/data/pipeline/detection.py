@@ -42,7 +42,7 @@ _VIEW, _SIZE = "view", "image_size"  # parameters: float64 [n, 4], and the annot
 
 
 def make_detection_pipeline(recipe: Recipe) -> MakeSamplePipeline:
-    """What makes the pipelines of a detection recipe."""
+    """Factory of the pipelines of a detection recipe."""
     return partial(_make, max_boxes=recipe.detection.max_gt_boxes, use_difficult=recipe.data.difficult_boxes == "use")
 
 

@@ -106,7 +106,7 @@ class EvalLoader:
             )
 
     def _fits_in_memory(self) -> bool:
-        """Whether decoded batches are kept: if the host decodes them, which takes long, and they are small."""
+        """True if decoded batches are kept: if the host decodes them, which takes long, and they are small."""
         is_decoded = self._pipeline.min_rows_per_task is not None
         row_bytes = sum(column.empty(1).nbytes for column in self._pipeline.columns)
         return is_decoded and len(self._batches) * self._batch_size * row_bytes <= MAX_PREPROCESSED_BYTES

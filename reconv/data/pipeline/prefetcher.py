@@ -31,7 +31,7 @@ _MAX_ROWS_PER_TASK = 16  # the message for a task costs a worker as much as a fi
 
 @dataclass(frozen=True, slots=True)
 class DataContext:
-    """What the loaders of a run share; without `workers` each pass over a loader opens its own."""
+    """Resources that the loaders of a run share; without `workers` each pass over a loader opens its own."""
 
     to_device: HostToDevice
     workers: Workers | None = None

@@ -87,7 +87,7 @@ class PreloadedImages:
         self._along = move(torch.arange(-self._pad, self._size - self._pad))
 
     def to_crop(self, indices: I64, params: NamedArrays) -> dict[str, Tensor]:
-        """What `locate_crops` needs of some rows, on the host."""
+        """Arguments of `locate_crops` for some rows, on the host."""
         rows = torch.from_numpy(indices)
         tensors = {"targets": self._targets[rows], "indices": rows}
         if self._pad:

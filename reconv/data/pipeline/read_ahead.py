@@ -38,7 +38,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """How far ahead is fetched, and whether that may displace what was used before."""
+    """Distance to fetch ahead, and permission to displace what was used before."""
 
     may_evict: bool
     ahead_bytes: int | None  # None: everything
@@ -184,5 +184,5 @@ def _policy(path: str, in_order: bool) -> _Policy:
 
 
 def _recent_limit(cache: RangeCache, block: Block) -> int:
-    """How many blocks to remember: fewer than the cache holds, so that a forgotten one may have been displaced."""
+    """Number of blocks to remember: fewer than the cache holds, so that a forgotten one may have been displaced."""
     return max(16, int(0.5 * cache.limit_bytes / max(1, block.length)))

@@ -162,7 +162,7 @@ def _note_sizes(outcomes: list[Outcome | None], first: int, sizes: native.I32, i
 
 
 def has_jpeg_files(dataset: Dataset) -> bool:
-    """Whether the samples are local JPEG files that the compiled decoder supports, judging by some of them.
+    """True if the samples are local JPEG files that the compiled decoder supports, judging by some of them.
 
     Progressive files, for instance, are filled alone, which is slower in large tasks and in many threads.
     """
@@ -175,11 +175,11 @@ def has_jpeg_files(dataset: Dataset) -> bool:
 
 
 def can_crop_natively(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
-    """Whether the compiled decoder makes the crops of training images."""
+    """True if the compiled decoder makes the crops of training images."""
     is_native = augment.decoder == "native" and preprocess.interpolation in native.FILTERS
     return is_native and augment.crop == "random_resized" and preprocess.channels == 3
 
 
 def can_fill_from_files(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
-    """Whether the compiled decoder does all there is to do for a training image."""
+    """True if the compiled decoder does all there is to do for a training image."""
     return can_crop_natively(preprocess, augment) and not changes_images_on_host(augment)

@@ -96,7 +96,7 @@ class CachedDataset(RangeBacked):
         return all_targets(self._dataset)
 
     def ranges(self, indices: I64) -> list[ByteRange]:
-        """Where the samples are that are not cached yet."""
+        """Byte ranges of the samples that are not cached yet."""
         missing = [index for index in indices.tolist() if index not in self._cache]
         return sample_ranges(self._dataset, np.array(missing, np.int64))
 
@@ -110,7 +110,7 @@ class CachedDataset(RangeBacked):
 
     @cached_property
     def estimated_bytes(self) -> int:
-        """What caching every sample would take, estimated from a few of them."""
+        """Bytes that caching every sample would take, estimated from a few of them."""
         indices = at_most(len(self), _NUM_SAMPLED)
         sizes = [size for index in indices if (size := self._size(int(index))) is not None]
         return round(len(self) * sum(sizes) / len(sizes)) if sizes else 0

@@ -141,7 +141,7 @@ def _load_plain(layout: CifarLayout, path: Path) -> dict[Any, Any]:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How pickle protocol 2 stores bytes; no other codec is allowed."""
+    """Encode text as pickle protocol 2 stores bytes; no other codec is allowed."""
     if codecs.lookup(encoding).name != "iso8859-1":
         raise pickle.UnpicklingError(f"codec {encoding} is not allowed")
     return text.encode("latin-1")

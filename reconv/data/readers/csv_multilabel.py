@@ -25,7 +25,7 @@ _SEPARATORS = re.compile("[;|]")
 
 
 def has_several_labels(root: Path) -> bool:
-    """Whether the table in a folder has a column per class, or a row with no label or with several."""
+    """True if the table in a folder has a column per class, or a row with no label or with several."""
     header, rows = read_table(root)
     if "label" not in header:
         return True

@@ -48,7 +48,7 @@ _DEFAULTS = DataConfig()
 
 
 def describe_table(path: Path) -> str:
-    """Which columns make a CSV file a table of images."""
+    """Describe the columns that make a CSV file a table of images."""
     return f"{path.name} has the columns file and {'label' if 'label' in _first_lines(path)[0] else 'one per class'}"
 
 

@@ -88,7 +88,7 @@ def _candidates(path: Path) -> list[DetectedDataset]:
 
 
 def _has_only_class_folders(path: Path) -> bool:
-    """Whether the folders in `path` hold images and nothing else."""
+    """True if the folders in `path` hold images and nothing else."""
     folders = _subfolders(path)
     contents = [listing(folder) for folder in folders if os.access(folder, os.R_OK | os.X_OK)]
     return bool(folders) and all(files and not inner and all(map(is_image_name, files)) for files, inner in contents)

@@ -53,7 +53,7 @@ def split_folder(root: Path, split: Split) -> Path | None:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Whether folders of images lie directly in `root`, without folders for the splits.
+    """True if folders of images lie directly in `root`, without folders for the splits.
 
     A folder called train that holds images and no folders is a class, if there are others.
     """
@@ -76,13 +76,13 @@ def _listing_or_none(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def is_unsorted(folder: Path) -> bool:
-    """Whether a folder holds images and no class folders, as ImageNet's validation images come."""
+    """True if a folder holds images and no class folders, as ImageNet's validation images come."""
     return not _listing_or_none(folder)[1] and _holds_images(folder)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlace:
-    """Where the images of a split are."""
+    """Location of a split's images."""
 
     folder: Path
     is_shared: bool = False  # with the other split: a share of the images is held out for validation
@@ -255,14 +255,14 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def is_broken_link(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a link to nothing, to itself or to a folder that contains it."""
+    """True if an entry is a link to nothing, to itself or to a folder that contains it."""
     if not entry.is_symlink() or is_regular_file(entry):
         return False
     return not is_folder(entry) or Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve())
 
 
 def is_own_output(folder: str) -> bool:
-    """Whether a folder is a run directory or holds those of several recipes, as after `--data .`."""
+    """True if a folder is a run directory or holds those of several recipes, as after `--data .`."""
     if os.path.isfile(os.path.join(folder, "recipe.yaml")):
         return True
     return os.path.basename(folder) == "runs" and next(Path(folder).glob("*/*/recipe.yaml"), None) is not None

@@ -1,4 +1,4 @@
-"""Which images are held out for validation where a dataset has no validation split.
+"""Choice of the images held out for validation if a dataset has no validation split.
 
 An image is held out if a hash of (`data.split_seed`, its path) is below `data.validation_split`. So it stays in its
 split when other files are added or removed, on every machine, and in runs with another `seed`: scores of several seeds
@@ -38,7 +38,7 @@ class ValidationSplit:
         return cls(data.validation_split, data.split_seed)
 
     def held_out(self, paths: Iterable[str], targets: npt.NDArray[np.integer] | None = None) -> Flags:
-        """Whether each image is held out; `paths` are relative to the dataset, `targets` are their classes, if any.
+        """Mask of the images held out; `paths` are relative to the dataset, `targets` are their classes, if any.
 
         A class (or the whole set) of two or more images has at least one in each split; a single image is trained on.
         Images change their split when others are added only in a class that is at its limit.
@@ -60,7 +60,7 @@ class ValidationSplit:
     def select(
         self, split: Split, paths: Iterable[str], targets: npt.NDArray[np.integer] | None, where: str
     ) -> tuple[Flags, str]:
-        """Whether each image is in `split`, which must not be empty, and a sentence on the split for people."""
+        """Mask of the images in `split`, which must not be empty, and a sentence on the split for people."""
         held_out = self.held_out(paths, targets)
         num_val = int(held_out.sum())
         if split == "test":

@@ -47,7 +47,7 @@ _WITH_LEVELS: Mapping[str, Callable[[int, float], Operation]] = {  # by name of 
 
 
 def auto_augment_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
-    """Which operations each position's image gets; empty without a policy."""
+    """Operations for the image of each position; empty without a policy."""
     base = key(seed, "policy")
     match augment.auto_augment:
         case "none":

@@ -117,7 +117,7 @@ class TrainPreprocess:
                 self._fused_images(batch)
 
     def _supports(self, batch: Batch) -> bool:
-        """Whether the kernels support the images of this batch."""
+        """True if the kernels support the images of this batch."""
         is_supported = color_jitter.supports if COLOR_JITTER in batch.tensors else supports
         return is_supported(batch["images"], self._dtype)
 

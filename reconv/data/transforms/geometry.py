@@ -41,12 +41,12 @@ def crop_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArray
 
 
 def random_flips(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
-    """Whether each position's image is flipped horizontally."""
+    """True if each position's image is flipped horizontally."""
     return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.hflip
 
 
 def alternating_flips(augment: AugmentConfig, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
-    """Whether each image is flipped: at random in even epochs, and the opposite in the following odd epoch."""
+    """Mask of the flipped images: at random in even epochs, and the opposite in the following odd epoch."""
     in_even_epochs = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.hflip
     flips: npt.NDArray[np.bool_] = in_even_epochs != (epochs % 2 == 1)
     return flips

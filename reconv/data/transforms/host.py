@@ -193,7 +193,7 @@ def train_view(preprocess: PreprocessConfig, augment: AugmentConfig) -> ImageVie
 
 
 def changes_rows(augment: AugmentConfig) -> bool:
-    """Whether `change_row` has anything to do."""
+    """True if `change_row` has anything to do."""
     return augment.crop == "random" or changes_colors_on_host(augment)
 
 

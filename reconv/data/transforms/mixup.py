@@ -113,7 +113,7 @@ def _cutmix_box(size: int, kept: float, center_x: float, center_y: float) -> tup
 
 
 def box_mask(boxes: Tensor, size: int) -> Tensor:
-    """Which pixels are inside each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
+    """Mask of the pixels inside each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
     left, top, right, bottom = boxes.view(-1, 4, 1, 1, 1).unbind(1)
     along = torch.arange(size, device=boxes.device)
     columns, rows = along.view(1, 1, 1, -1), along.view(1, 1, -1, 1)

@@ -29,12 +29,12 @@ def effective_augment(augment: AugmentConfig) -> AugmentConfig:
 
 
 def changes_colors_on_host(augment: AugmentConfig) -> bool:
-    """Whether color jitter or a policy runs on decoded images."""
+    """True if color jitter or a policy runs on decoded images."""
     return is_jittered_on_host(augment) or augment.auto_augment != "none"
 
 
 def changes_images_on_host(augment: AugmentConfig) -> bool:
-    """Whether anything after the crop runs on decoded images."""
+    """True if anything after the crop runs on decoded images."""
     return changes_colors_on_host(augment) or bool(augment.host_extra)
 
 

@@ -58,7 +58,7 @@ def trivial_params(base: int, positions: I64) -> NamedArrays:
 
 
 def three_augment_params(base: int, positions: I64) -> NamedArrays:
-    """Which of the three operations each image gets, and where its radius lies in its range."""
+    """Choice among the three operations for each image, and its radius as a fraction of the range."""
     values = uniforms(base, positions, 2)[:, None]
     indices = (values[..., 0] * len(_THREE_NAMES)).astype(np.int64)
     return {OP_INDEX: indices, OP_NEGATED: np.zeros_like(indices, np.bool_), OP_LEVEL: values[..., 1]}

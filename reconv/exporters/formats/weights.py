@@ -111,7 +111,7 @@ def write_torchvision_pth(
 
 
 def _can_import(package: str) -> bool:
-    """Whether a package is installed in a build that fits torch."""
+    """True if a package is installed in a build that fits torch."""
     try:
         import_package(package)
     except UsageError:

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class BoxRules:
-    """How a detector is judged."""
+    """Rules that judge an exported detector."""
 
     size: int  # of the network's input
     class_names: Sequence[str]
@@ -101,7 +101,7 @@ def compare_detections(
 
 
 def _check_boxes(images: Sequence[GateImage], found: BoxDifferences) -> list[str]:
-    """What the exported model may not do: give other boxes than the trained one, except for a few ties."""
+    """Check that the exported model does not give other boxes than the trained one, except for a few ties."""
     allowed, num_other = 1 + found.num_boxes // BOXES_PER_TIE, int(found.num_unmatched.sum())
     if num_other <= allowed:
         return []

@@ -49,7 +49,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the model itself computes for the images: in float32, on the CPU, with the network as it was trained."""
+    """Outputs of the model itself for the images: in float32, on the CPU, with the network as it was trained."""
 
     images: Sequence[GateImage]  # those that can be read
     pixels_crc32: Array  # [n], of the pixels [size, size, channels] that the network takes
@@ -57,7 +57,7 @@ class Reference:
     num_unreadable: int
 
     def facts(self, precision: str, num_probes: int) -> dict[str, Any]:
-        """What every report begins with."""
+        """Facts at the beginning of every report."""
         return {
             "precision": precision,
             "num_images": len(self.images) - num_probes,
@@ -68,7 +68,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What the gate found; the export is refused where there are failures."""
+    """Result of the gate; the export is refused where there are failures."""
 
     failures: tuple[str, ...]
     facts: dict[str, Any]
@@ -130,7 +130,7 @@ def _read_batches(
 
 
 def run_isolated(script: Path, arguments: Sequence[str], hidden_packages: Sequence[str]) -> str:
-    """What a script prints, in a fresh process that cannot import the hidden packages."""
+    """Output of a script in a fresh process that cannot import the hidden packages."""
     command = [sys.executable, "-I", "-c", _LAUNCH, ",".join(hidden_packages), str(script.absolute()), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
@@ -193,7 +193,7 @@ def compare(
 
 
 def compare_pixels(reference: Reference, crcs: Array) -> list[str]:
-    """What differs in the pixels that run.py gives to the model."""
+    """Differences in the pixels that run.py gives to the model."""
     if len(crcs) != len(reference.images):
         return [f"run.py read {len(crcs):,} of {len(reference.images):,} images"]
     [different] = np.nonzero(crcs != reference.pixels_crc32)
@@ -229,7 +229,7 @@ def _decisions(logits: Array, task: str) -> Array:
 
 
 def _margins(logits: Array, task: str) -> Array:
-    """How far a logit would have to move to change the decision [n]."""
+    """Distance that a logit would have to move to change the decision [n]."""
     if task == "multilabel":
         margins: Array = np.abs(logits).min(axis=1)
         return margins

@@ -1,4 +1,4 @@
-"""What every backend is: a function from uint8 images to the outputs of the network, normalization included."""
+"""Interface of the backends: a function from uint8 images to the outputs of the network, normalization included."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _eager_in(loaded: LoadedNetwork, precision: str) -> EagerBackend:
 
 
 def _why_not_fast(recipe: Recipe) -> str:
-    """Why a network is not folded, without trying; empty where it may be."""
+    """Reason not to try folding a network; empty if it may be folded."""
     if names_code(recipe.model.name):
         return "what your own code does with other images is not known; --backend chooses another"
     if recipe.precision.ops != PrecisionOps():

@@ -194,7 +194,7 @@ def _gate(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    """Whether a node is a 1x1 convolution of stride 1 with a bias."""
+    """True if a node is a 1x1 convolution of stride 1 with a bias."""
     if node.target is not aten.convolution.default:
         return False
     args: tuple[Any, ...] = node.args
@@ -216,7 +216,7 @@ def _tensor_meta(node: fx.Node) -> Any:
 
 
 def _is_residual_sum(node: fx.Node) -> bool:
-    """Whether a node adds two different tensors of the same shape and dtype."""
+    """True if a node adds two different tensors of the same shape and dtype."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     a, b = node.args
@@ -232,12 +232,12 @@ def _activation(node: fx.Node) -> Epilogue | None:
 
 
 def _mutates(node: fx.Node) -> bool:
-    """Whether an operation changes an argument in place."""
+    """True if an operation changes an argument in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _is_private(node: fx.Node) -> bool:
-    """Whether an operation changes exactly one tensor, which owns its memory and has no other users."""
+    """True if an operation changes exactly one tensor, which owns its memory and has no other users."""
     assert isinstance(node.target, torch._ops.OpOverload)
     taken = zip(node.target._schema.arguments, node.args, strict=False)  # keyword arguments come last
     written = [value for argument, value in taken if argument.is_write]
@@ -245,7 +245,7 @@ def _is_private(node: fx.Node) -> bool:
 
 
 def _owns_memory(node: fx.Node) -> bool:
-    """Whether a tensor has at most one user and is not a view of another."""
+    """True if a tensor has at most one user and is not a view of another."""
     if len(node.users) > 1 or node.op == "get_attr":
         return False
     source = node.args[0] if node.target is operator.getitem else node

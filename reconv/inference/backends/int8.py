@@ -144,7 +144,7 @@ class Int8Builder:
 
 
 def judge_classes(expected: dict[str, Any], found: dict[str, Any], images: HeldOutImages) -> tuple[str, str]:
-    """How good the logits of int8 are beside those of fp32, in words, and why that is not good enough.
+    """Accuracy of int8 logits beside those of fp32, in words, and the reason if that is not good enough.
 
     Two standard errors of the difference are accepted where they are more than the points that may be lost.
     """

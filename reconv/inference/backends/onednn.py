@@ -73,7 +73,7 @@ def _packed(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 def _equals_plain(
     convolution: PackedConvolution, weight: Tensor, bias: Tensor, config: ConvConfig, shape: list[int], adds: bool
 ) -> bool:
-    """Whether a packed convolution equals torch's on one small image."""
+    """True if a packed convolution equals torch's on one small image."""
     side = max(2 * max(weight.shape[2:]), 4)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, shape[1], side, side, generator=generator).to(weight.dtype)

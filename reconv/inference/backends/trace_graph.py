@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 class TensorMeta(NamedTuple):
-    """What is known of the output of a node, as its `meta["tensor_meta"]`."""
+    """Properties of the output of a node, as its `meta["tensor_meta"]`."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -63,7 +63,7 @@ def _empty_convolution(
 
 
 def _is_channels_last(images: Tensor) -> bool:
-    """Whether images on a CPU are in channels_last and in no other format: the output of a convolution is, too."""
+    """True if images on a CPU are in channels_last and in no other format: the output of a convolution is, too."""
     is_other = images.is_contiguous() or images.device.type != "cpu"
     return not is_other and images.is_contiguous(memory_format=torch.channels_last)
 

@@ -35,7 +35,7 @@ def with_winograd(direct: nn.Module, weight: Tensor, bias: Tensor, config: ConvC
 
 
 def is_supported(weight: Tensor, config: ConvConfig) -> bool:
-    """Whether the library has such a convolution, for instructions that were measured, on the threads of torch."""
+    """True if the library has such a convolution, for instructions that were measured, on the threads of torch."""
     is_plain = config.stride == config.padding == config.dilation == (1, 1) and config.groups == 1
     is_float = weight.dtype == torch.float32 and tuple(weight.shape[2:]) == (3, 3)
     has_channels = min(weight.shape[:2]) >= _MIN_CHANNELS
@@ -45,7 +45,7 @@ def is_supported(weight: Tensor, config: ConvConfig) -> bool:
 
 
 def is_faster(batch: int, height: int, width: int) -> bool:
-    """Whether a supported convolution of so many images is faster than a direct one."""
+    """True if a supported convolution of so many images is faster than a direct one."""
     num_tiles = batch * -(-height // TILE) * -(-width // TILE)
     min_pixels = _MIN_FILLED_FRACTION * num_tiles * TILE * TILE
     return num_tiles >= _MIN_TILES and batch * height * width >= min_pixels
@@ -72,7 +72,7 @@ class WinogradConvolution(nn.Module):
 
 
 def _equals_direct(convolution: WinogradConvolution, weight: Tensor) -> bool:
-    """Whether both ways give the same on one small image."""
+    """True if both ways give the same on one small image."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, weight.shape[1], TILE + 2, TILE + 1, generator=generator)
     x = x.contiguous(memory_format=torch.channels_last)

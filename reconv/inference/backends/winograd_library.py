@@ -50,7 +50,7 @@ class TransformedWeights(NamedTuple):
 
 @cache
 def problem() -> str:
-    """Why the library cannot be used; empty if it can."""
+    """Reason why the library cannot be used; empty if it can."""
     try:
         version: int = ctypes.CDLL(str(LIBRARY)).reconv_winograd_version()  # not by `_load`: others have other calls
     except (OSError, AttributeError) as error:  # AttributeError: it is another library
@@ -84,7 +84,7 @@ def _torch_parallel() -> int | None:
 
 
 def can_use_threads() -> bool:
-    """Whether a convolution can run on the threads of torch."""
+    """True if a convolution can run on the threads of torch."""
     return _torch_parallel() is not None
 
 

@@ -67,7 +67,7 @@ def norm_act_conv_output(
 
 
 def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has_norm: bool) -> bool:
-    """Whether kernels compute the backward pass of conv(x) and the norm behind it as one; x may have a norm itself."""
+    """True if kernels compute the backward pass of conv(x) and the norm behind it as one; x may have a norm itself."""
     if not (is_plain_conv1x1(conv) and norm.supports(x)):
         return False
     if x.dtype != dispatch.conv_output_dtype(x) or len(x) != sum(norm.group_sizes(x)):
@@ -79,7 +79,7 @@ def supports_backward(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor, *, has
 
 
 def supports_stem(conv: FusedStemConv2d, norm: FusedBatchNorm2d, x: Tensor) -> bool:
-    """Whether a kernel computes a stem's convolution with the statistics for the norm after it."""
+    """True if a kernel computes a stem's convolution with the statistics for the norm after it."""
     return norm.supports() and not has_hooks(conv) and conv.supports_statistics(x, norm.group_sizes(x))
 
 
@@ -95,7 +95,7 @@ def conv1x1_statistics(
 
 
 def is_plain_conv1x1(conv: nn.Module) -> bool:
-    """Whether calling a layer is no more than a 1x1 convolution of stride 1 without bias."""
+    """True if calling a layer is no more than a 1x1 convolution of stride 1 without bias."""
     return (
         type(conv) is nn.Conv2d
         and not has_hooks(conv)
@@ -120,7 +120,7 @@ def conv1x1_norm_act(conv: nn.Module, norm: nn.Module, x: Tensor, act: nn.Module
 
 
 def supports_expansion(conv: nn.Module, norm: FusedBatchNorm2d, x: Tensor) -> bool:
-    """Whether kernels compute the convolution of x, this norm and an activation as one."""
+    """True if kernels compute the convolution of x, this norm and an activation as one."""
     if type(conv) is not nn.Conv2d or has_hooks(conv) or not norm.supports(x):
         return False
     is_plain = (conv.stride, conv.padding, conv.groups, conv.bias) == ((1, 1), (0, 0), 1, None)
@@ -149,7 +149,7 @@ def norm_act_conv1x1(
 
 
 def supports_conv1x1(norm: FusedBatchNorm2d, conv: nn.Module, x: Tensor) -> bool:
-    """Whether kernels compute this norm of x, an activation and the convolution as one."""
+    """True if kernels compute this norm of x, an activation and the convolution as one."""
     if not (isinstance(conv, nn.Conv2d) and conv.stride == (1, 1) and conv.bias is None and norm.supports(x)):
         return False
     from reconv.kernels.ops.norm_conv1x1 import supports

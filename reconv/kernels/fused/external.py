@@ -70,7 +70,7 @@ class ExternalBlock(nn.Module):
         raise NotImplementedError
 
     def follows_fused_graph(self) -> bool:
-        """Whether the block computes what its graph says: in training, as long as nothing was changed."""
+        """True if the block computes what its graph says: in training, as long as nothing was changed."""
         return self.training and (self.fused_graph is None or block_facts(self) == self.fused_facts)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -292,7 +292,7 @@ def _is_plain_conv(conv: nn.Conv2d) -> bool:
 
 
 def _ends_as_norm(layer: nn.Module) -> bool:
-    """Whether a layer is a norm without an activation and without hooks."""
+    """True if a layer is a norm without an activation and without hooks."""
     if not isinstance(layer, FusedBatchNorm2d) or has_hooks(layer):
         return False
     return not isinstance(layer, FusedBatchNormAct2d) or type(layer.fusible_act()) is nn.Identity

@@ -34,7 +34,7 @@ class FusedStemConv2d(nn.Conv2d):
         return super().forward(x)
 
     def supports_statistics(self, x: Tensor, groups: Sequence[int]) -> bool:
-        """Whether a kernel computes the convolution of these images with the statistics of its output."""
+        """True if a kernel computes the convolution of these images with the statistics of its output."""
         if not self._supports_blocks(x) or len(x) != sum(groups):
             return False
         from reconv.kernels.ops.stem import supports_statistics
@@ -57,7 +57,7 @@ class FusedStemConv2d(nn.Conv2d):
         return stem_conv_norm_relu_max_pool(*self._blocks_and_filters(x), norm, groups, window)
 
     def _supports_blocks(self, x: Tensor) -> bool:
-        """Whether the convolution of these images can be computed over blocks."""
+        """True if the convolution of these images can be computed over blocks."""
         if not (self.training and x.dim() == 4 and dispatch.supports_device(x)):
             return False
         from reconv.kernels.ops.stem import supports
@@ -212,7 +212,7 @@ class SqueezeExciteKernels(nn.Module):
         raise NotImplementedError
 
     def supports_kernels(self, x: Tensor) -> bool:
-        """Whether kernels compute the passes over these images."""
+        """True if kernels compute the passes over these images."""
         return self.training and dispatch.supports(x)
 
     def forward_kernels(self, x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def excitation_gate(means: Tensor, fc1: nn.Module, act: nn.Module, fc2: nn.Modul
 
 
 def _is_conv1x1_with_bias(layer: nn.Module) -> bool:
-    """Whether calling a layer is no more than a 1x1 convolution with bias, applied to one pixel."""
+    """True if calling a layer is no more than a 1x1 convolution with bias, applied to one pixel."""
     return (
         type(layer) is nn.Conv2d
         and not has_hooks(layer)

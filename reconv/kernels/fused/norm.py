@@ -34,7 +34,7 @@ class FusedBatchNorm2d(BatchNorm2d):
         return self.forward_act(x, "none") if is_supported else super().forward_groups(x, groups)
 
     def supports(self, *tensors: Tensor) -> bool:
-        """Whether the kernels can compute this norm, and the operations fused with it, for these tensors."""
+        """True if the kernels can compute this norm, and the operations fused with it, for these tensors."""
         return (
             self.training
             and not self.frozen
@@ -49,7 +49,7 @@ class FusedBatchNorm2d(BatchNorm2d):
         return self.supports(*tensors) and all(len(x) == sum(self.group_sizes(x)) for x in tensors)
 
     def has_kernel_groups(self) -> bool:
-        """Whether the groups of the batch are known, and of sizes that kernels support."""
+        """True if the groups of the batch are known, and of sizes that kernels support."""
         return self.groups is not None and dispatch.supports_groups(self.groups)
 
     def forward_act(self, x: Tensor, act: Activation, stats: Tensor | None = None) -> Tensor:
@@ -182,7 +182,7 @@ def norm_act(norm: nn.Module, x: Tensor, act: nn.Module, stats: Tensor | None = 
 
 
 def supports_concat(norms: Sequence[FusedBatchNorm2d], x: Tensor) -> bool:
-    """Whether kernels compute these norms of tensors of the size of x, and write their outputs as one tensor."""
+    """True if kernels compute these norms of tensors of the size of x, and write their outputs as one tensor."""
     num_channels = sum(norm.num_features for norm in norms)
     return (
         all(norm.supports(x) and norm.num_features % dispatch.CHANNEL_MULTIPLE == 0 for norm in norms)
@@ -238,7 +238,7 @@ def norm_act_squeeze_excite(
 
 
 def supports_excite(norm: FusedBatchNorm2d, se: nn.Module, x: Tensor, *others: Tensor) -> bool:
-    """Whether kernels compute this norm of x, an activation and the squeeze-and-excitation as one."""
+    """True if kernels compute this norm of x, an activation and the squeeze-and-excitation as one."""
     if not (isinstance(se, SqueezeExciteKernels) and se.supports_kernels(x) and norm.supports(x, *others)):
         return False
     from reconv.kernels.ops.norm_squeeze_excite import supports

@@ -17,11 +17,11 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling a module does more than its class's forward pass: then it must be called."""
+    """True if calling a module does more than its class's forward pass: then it must be called."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
 
 
 def is_fusible_act(module: nn.Module) -> bool:
-    """Whether kernels know this activation, and nothing else has to see its input or output."""
+    """True if kernels know this activation, and nothing else has to see its input or output."""
     return type(module) in ACTIVATIONS and not has_hooks(module)

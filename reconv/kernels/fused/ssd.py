@@ -62,7 +62,7 @@ class FusedExtra(Extra):
         return DualUse(*bias_relu(y, conv2.get_parameter("bias")))
 
     def _supports(self, x: Tensor, padding: tuple[int, int, int, int]) -> bool:
-        """Whether kernels support an extra map of x, without norms, and this padding of its first convolution."""
+        """True if kernels support an extra map of x, without norms, and this padding of its first convolution."""
         conv1, conv2, norm1, norm2, *_ = self
         assert isinstance(conv1, nn.Conv2d) and isinstance(conv2, nn.Conv2d)
         if not (self.training and isinstance(norm1, nn.Identity) and isinstance(norm2, nn.Identity)):

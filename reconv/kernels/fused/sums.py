@@ -209,7 +209,7 @@ def conv1x1_dual(x: Tensor | DualUse | PendingSum, conv: nn.Module, norm: nn.Mod
 
 
 def supports_sum_conv1x1(x: PendingSum, conv: nn.Module) -> bool:
-    """Whether kernels compute this sum and the convolution as one; a convolution with hooks is called."""
+    """True if kernels compute this sum and the convolution as one; a convolution with hooks is called."""
     if type(conv) is not nn.Conv2d or has_hooks(conv) or dispatch.conv_output_dtype(x.x.y) != x.x.y.dtype:
         return False
     is_plain = (conv.stride, conv.padding, conv.groups, conv.bias) == ((1, 1), (0, 0), 1, None)

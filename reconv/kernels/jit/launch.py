@@ -24,7 +24,7 @@ _SAMPLES: dict[type, int | float] = {int: 16, float: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
-    """What Triton compiles once: a kernel, the types of its arguments, and its constants."""
+    """Unit that Triton compiles once: a kernel, the types of its arguments, and its constants."""
 
     kernel: Any
     types: tuple[torch.dtype | type, ...]
@@ -61,7 +61,7 @@ def trace_launches() -> Iterator[dict[KernelVariant, None]]:
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a call with this tensor is recorded instead of launched."""
+    """True if a call with this tensor is recorded instead of launched."""
     return x.is_meta and _traced.get() is not None
 
 

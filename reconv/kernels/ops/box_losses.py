@@ -68,7 +68,7 @@ def empty_ground_truth(maps: Sequence[Tensor], layout: AnchorLayout) -> GroundTr
 
 
 def supports(maps: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch) -> bool:
-    """Whether kernels support these maps [n, channels, height, width] and boxes."""
+    """True if kernels support these maps [n, channels, height, width] and boxes."""
     tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
     return (
         truth.anchors_cxcywh.shape[0] <= MAX_ANCHORS

@@ -20,7 +20,7 @@ _PIXELS, _SUMMED_PIXELS = 512, 2048  # of a program
 
 
 def supports(images: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels support these images [n, channels, height, width]."""
+    """True if the kernels support these images [n, channels, height, width]."""
     return (
         normalize_images.supports(images, dtype)
         and images.dtype == torch.uint8

@@ -80,7 +80,7 @@ class ConvNormInput:
 
 
 def supports(x: Tensor, filters: Tensor) -> bool:
-    """Whether x and weight [out, in, 1, 1] are supported, with enough outputs per input for a gain.
+    """True if x and weight [out, in, 1, 1] are supported, with enough outputs per input for a gain.
 
     Images need more than one pixel: a group of one value has no variance, and sums of rounded values would not cancel.
     """

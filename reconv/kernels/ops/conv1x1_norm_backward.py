@@ -56,8 +56,9 @@ CONFIGS = {
 
 
 def supports(x: Tensor, filters: Tensor, has_norm: bool) -> bool:
-    """Whether kernels compute the backward pass of a convolution of x with weight [out, channels, 1, 1], and of a norm
-    and ReLU before it."""
+    """True if kernels compute the backward pass of a convolution of x with weight [out, channels, 1, 1], and of a norm
+    and ReLU before it.
+    """
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and (*filters.shape[:2], has_norm) in CONFIGS

@@ -75,13 +75,13 @@ def tile_config(inputs: int, outputs: int) -> ConvTile | None:
 
 
 def _is_wide(outputs: int) -> bool:
-    """Whether wide tiles compute few outputs that do not exist, or narrow ones would compute as many."""
+    """True if wide tiles compute few outputs that do not exist, or narrow ones would compute as many."""
     padded = -(-outputs // _WIDE) * _WIDE
     return outputs >= _MIN_UTILIZATION * padded or padded - outputs < _NARROW
 
 
 def supports(x: Tensor, filters: Tensor) -> bool:
-    """Whether the kernels compute a convolution of x with weight [out, channels, 1, 1], faster than separate ones."""
+    """True if the kernels compute a convolution of x with weight [out, channels, 1, 1], faster than separate ones."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and tuple(filters.shape[1:]) == (x.shape[1], 1, 1)

@@ -44,7 +44,7 @@ class ConvConfig(NamedTuple):
     act: Epilogue
 
     def is_pointwise(self, weight: Tensor) -> bool:
-        """Whether the convolution is a matrix product over pixels."""
+        """True if the convolution is a matrix product over pixels."""
         sides = (*weight.shape[2:], *self.stride)
         return set(sides) == {1} and not any(self.padding) and self.groups == 1
 
@@ -237,7 +237,7 @@ def _next_power_of_2(number: int) -> int:
 
 
 def _is_depthwise(inputs: ConvInputs, config: ConvConfig) -> bool:
-    """Whether this is a depthwise convolution with a small square kernel and nothing to add."""
+    """True if this is a depthwise convolution with a small square kernel and nothing to add."""
     x, weight = inputs.x, inputs.weight
     kernel = weight.shape[-1]
     is_square = all(len(set(sides)) == 1 for sides in (weight.shape[2:], config.stride, config.padding))
@@ -248,7 +248,7 @@ def _is_depthwise(inputs: ConvInputs, config: ConvConfig) -> bool:
 
 
 def _is_stem(inputs: ConvInputs, config: ConvConfig) -> bool:
-    """Whether the convolution can be computed over 2x2 blocks of pixels."""
+    """True if the convolution can be computed over 2x2 blocks of pixels."""
     half = inputs.weight.shape[-1] // 2
     if config[:4] != ((2, 2), (half, half), (1, 1), 1) or not fused.supports_device(inputs.x):
         return False

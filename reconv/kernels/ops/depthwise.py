@@ -74,7 +74,7 @@ def depthwise_conv_statistics(
 
 
 def supports_kernels(x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether kernels of ours compute the convolution of x, which `dispatch` supports, and its gradients."""
+    """True if kernels of ours compute the convolution of x, which `dispatch` supports, and its gradients."""
     return (
         (weight.shape[-1], stride) in CONV
         and x.dtype in (torch.bfloat16, torch.float16)

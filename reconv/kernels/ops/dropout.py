@@ -19,7 +19,7 @@ _BLOCK = 512
 
 
 def supports(x: Tensor, keys: Tensor) -> bool:
-    """Whether the kernel supports x, with one key for each of its rows."""
+    """True if the kernel supports x, with one key for each of its rows."""
     return (
         supports_device(x)
         and x.dtype in DTYPES

@@ -21,7 +21,7 @@ _SUMMED_IMAGES, _SUMMED_CHANNELS = 64, 16  # of the tiles that are summed over i
 
 
 def supports(means: Tensor, weight1: Tensor, weight2: Tensor) -> bool:
-    """Whether the kernels support these means [n, channels, 1, 1] and weights of 1x1 convolutions."""
+    """True if the kernels support these means [n, channels, 1, 1] and weights of 1x1 convolutions."""
     channels, hidden = means.shape[1], len(weight1)
     return (
         means.dtype in (torch.bfloat16, torch.float16)

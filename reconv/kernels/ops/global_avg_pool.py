@@ -21,7 +21,7 @@ _BLOCKS = (256, 128, 64, 32)  # channels of a tile
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernel supports images that `dispatch.supports`."""
+    """True if the kernel supports images that `dispatch.supports`."""
     return len(x) <= MAX_GRID_YZ
 
 

@@ -68,8 +68,9 @@ WEIGHT_GRADIENT: dict[int, GroupedGradientTile | None] = {
 
 
 def supports(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether kernels compute at least one pass of the convolution of x, which `dispatch` supports, with weight
-    [channels, channels per group, 3, 3], both cast to dtype."""
+    """True if kernels compute at least one pass of the convolution of x, which `dispatch` supports, with weight
+    [channels, channels per group, 3, 3], both cast to dtype.
+    """
     size = weight.shape[1]
     tables: tuple[dict[int, Any], ...] = (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
     return (

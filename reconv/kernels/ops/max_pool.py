@@ -37,7 +37,7 @@ def max_pool_and_input(x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
 
 
 def supports(x: Tensor, window: PoolWindow) -> bool:
-    """Whether the numbers of images and tiles fit into a launch grid."""
+    """True if the numbers of images and tiles fit into a launch grid."""
     images, channels, height, width = x.shape
     sides = ((height, width), (window.out_side(height), window.out_side(width)))
     grids = [divide(images, channels, *lengths)[0] for lengths in sides for divide in (_tiles, _strips)]

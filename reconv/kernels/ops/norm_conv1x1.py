@@ -54,7 +54,7 @@ _GRADIENT = {_NARROW: _TileConfig(64, _NARROW, 4, 4), _WIDE: _TileConfig(64, _WI
 
 
 def supports(x: Tensor, filters: Tensor) -> bool:
-    """Whether x and weight [out, channels, 1, 1] are supported and few enough outputs for a gain."""
+    """True if x and weight [out, channels, 1, 1] are supported and few enough outputs for a gain."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and tuple(filters.shape[1:]) == (x.shape[1], 1, 1)

@@ -36,7 +36,7 @@ _MERGED_CHANNELS, _MERGED_IMAGES = 16, 64
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the number of images fits into a launch grid."""
+    """True if the number of images fits into a launch grid."""
     return len(x) <= MAX_GRID_YZ
 
 
@@ -69,7 +69,7 @@ def batch_norm_squeeze_excite_add_relu(
 
 @dataclass(slots=True)
 class _SharedState:
-    """What the two autograd functions share beside their tensors."""
+    """State that the two autograd functions share beside their tensors."""
 
     images: _ImageRows
     act: Activation

@@ -19,7 +19,7 @@ _RUNS, _LINES = 128, 4  # runs that a program writes in each line, and lines
 
 
 def supports(images: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels support these images [n, channels, height, width]."""
+    """True if the kernels support these images [n, channels, height, width]."""
     return (
         supports_device(images)
         and dtype in DTYPES

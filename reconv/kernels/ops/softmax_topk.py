@@ -13,7 +13,7 @@ MAX_K = 16  # each takes one pass over the block
 
 
 def supports(logits: Tensor, k: int) -> bool:
-    """Whether the kernel supports these logits [n, classes]."""
+    """True if the kernel supports these logits [n, classes]."""
     num_classes = logits.shape[-1]
     return (
         supports_device(logits)

@@ -49,7 +49,7 @@ CONV_CONFIGS = {7: StemConvTile(32, 64, 1, 4, 3, 2), 3: StemConvTile(128, 32, 2,
 
 
 def supports(images: Tensor, weight: Tensor) -> bool:
-    """Whether images and weight [out, channels, k, k] can be rearranged: few channels, even sides."""
+    """True if images and weight [out, channels, k, k] can be rearranged: few channels, even sides."""
     channels, height, width = images.shape[1:]
     kernel = weight.shape[-1]
     return (
@@ -89,7 +89,7 @@ def space_to_depth_weight(weight: Tensor) -> Tensor:
 
 
 def supports_statistics(images: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel computes the convolution of supported images in this dtype with its statistics."""
+    """True if a kernel computes the convolution of supported images in this dtype with its statistics."""
     pixels = len(images) * (images.shape[2] // 2) * (images.shape[3] // 2)
     return (
         dtype in (torch.bfloat16, torch.float16)

@@ -89,7 +89,7 @@ _MIN_CONFIG = 64  # outputs
 
 
 def supports(x: Tensor, filters: Tensor) -> bool:
-    """Whether x and weight [out, channels, 1, 1] are supported, and few enough outputs for a gain."""
+    """True if x and weight [out, channels, 1, 1] are supported, and few enough outputs for a gain."""
     if x.dtype not in (torch.bfloat16, torch.float16) or tuple(filters.shape[1:]) != (x.shape[1], 1, 1):
         return False
     rows, config = channel_rows(x, (len(x),)), batch_norm.CONFIGS["sum"]

@@ -80,8 +80,9 @@ def norm_line(stats, weight, bias, channels, channel, exists):
 
 @triton.jit
 def sigmoid_of(z):
-    """If the exponential overflows the result is 0, as it should be; a division would take several times as many
-    instructions."""
+    """Sigmoid of x: 0 if the exponential overflows, as it should be; a division would take several times as many
+    instructions.
+    """
     root = tl.rsqrt(1.0 + tl.exp2(z * _MINUS_LOG2_E))
     return root * root
 
@@ -118,7 +119,7 @@ def activation_grad(gradient, z, ACT: tl.constexpr):
 
 @triton.jit
 def is_last(counters):
-    """Whether all other programs of this block and group have stored their partial sums."""
+    """True if all other programs of this block and group have stored their partial sums."""
     counter = counters + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.debug_barrier()  # all threads' stores before the one thread's count
     arrived = tl.atomic_add(counter, 1, sem="acq_rel")

@@ -1,4 +1,4 @@
-"""What the Triton kernels of convolutions with batch norm statistics share: tiles, products, and what follows them.
+"""Device code shared by convolutions with batch norm statistics: tiles, products, and what follows them.
 
 Products are [outputs, rows], not [rows, outputs]: a thread then holds many rows of few outputs, and keeps few sums.
 Statistics are those of the rounded output, as if it were read again.

@@ -45,7 +45,9 @@ def _taps(weight, channel, exists, FLIP: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _masks(column, width, inside, WHOLE: tl.constexpr, COUNT: tl.constexpr, BESIDE: tl.constexpr):
-    """Which of COUNT columns exist; `WHOLE`: all but BESIDE of them at each end do wherever the group does."""
+    """Masks of the columns that exist among COUNT; `WHOLE`: all but BESIDE of them at each end do wherever the group
+    does.
+    """
     masks = ()
     for j in tl.static_range(COUNT):
         if WHOLE and ((j >= BESIDE) and (j < COUNT - BESIDE)):

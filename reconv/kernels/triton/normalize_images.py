@@ -42,7 +42,7 @@ def _by_channel(values, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _offsets(flips, sample, c, column, width, stride_n, stride_c, stride_w, FLIPS: tl.constexpr):
-    """Where the values of an image are in its first line, mirrored if it is flipped."""
+    """Offsets of the values of an image's first line, mirrored if it is flipped."""
     step, start = stride_w, 0
     if FLIPS:
         is_flipped = tl.load(flips + sample) != 0

@@ -1,4 +1,4 @@
-"""What exporters share: the run they are about, and the names of its series (`train/loss`, `val/top1`)."""
+"""Base of the exporters: their run, and the names of its series (`train/loss`, `val/top1`)."""
 
 from __future__ import annotations
 

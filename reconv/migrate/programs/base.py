@@ -51,11 +51,11 @@ class Program:
         return self.scripts[0]
 
     def is_at(self, path: str) -> bool:
-        """Whether a script's path is that of this program."""
+        """True if a script's path is that of this program."""
         return re.search(self.path, path) is not None
 
     def accepts(self, words: Sequence[str], may_lack_values: bool = False) -> bool:
-        """Whether all flags and arguments among the words are its own, with values that it takes."""
+        """True if all flags and arguments among the words are its own, with values that it takes."""
         try:
             parsed = self.parser.parse(words, may_lack_values=may_lack_values)
         except UsageError:
@@ -65,13 +65,13 @@ class Program:
         return len(parsed.positional) <= self.num_positional
 
     def is_complete(self, words: Sequence[str]) -> bool:
-        """Whether the words have the data, where the program does not run without."""
+        """True if the words have the data, where the program does not run without."""
         parsed = self.parser.parse(words)
         keys = {item.flag.key for item in parsed.typed}
         return not self.needs_data or bool(parsed.positional or keys & {"data_dir", "config"})
 
     def is_certain(self, words: Sequence[str]) -> bool:
-        """Whether words name what few programs have: a value of a short list, or one of its configurations."""
+        """True if words name what few programs have: a value of a short list, or one of its configurations."""
         parsed = self.parser.parse(words)
         if any(item.flag.choices and not item.unfilled for item in parsed.typed):
             return True

@@ -20,7 +20,7 @@ _TORCHVISION_SSDS = ("ssd300_vgg16", "ssdlite320_mobilenet_v3_large")
 
 
 def _detector(t: Translation, model: str, group: int | str, *keys: str) -> None:
-    """What every SSD here has, and the global batch."""
+    """Settings common to every SSD here, and the global batch."""
     t.set("task", "detection")
     t.set("model.name", "ssd_resnet34", model)
     t.set("data.drop_last", False)

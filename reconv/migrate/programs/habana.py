@@ -101,7 +101,7 @@ def translate_googlenet_demo(t: Translation, positional: Sequence[str]) -> None:
 
 
 def _network_and_data(t: Translation, model: str, options: dict[str, object]) -> None:
-    """What both programs share: network, batch, precision, optimizer, data, device."""
+    """Fields common to both programs: network, batch, precision, optimizer, data, device."""
     t.set("model.name", own_model(model, MODEL_NAMES, "torchvision"), "model")
     for key, value in options.items():
         t.set(f"model.options.{key}", value, "no_aux_logits")

@@ -48,7 +48,7 @@ def translate_convnets(t: Translation, positional: Sequence[str]) -> None:
 
 
 def _translate(t: Translation, positional: Sequence[str]) -> None:
-    """What both programs share."""
+    """Translate what both programs share."""
     set_network(t)
     t.apply_table()
     t.set("length", epochs(t["epochs"]), "epochs")

@@ -205,7 +205,8 @@ def _number(rate: object) -> float | None:
 def follow_model(
     preset: Recipe, name: str, has_option: Collection[str] | None, explicit: Collection[str]
 ) -> Iterator[Change]:
-    """What a preset wrote for its network only, if another one is chosen; `has_option` are the options of the new one.
+    """Drop what a preset wrote for its own network if another one is chosen; `has_option` are the options of the new
+    one.
 
     None stands for a network of another package, whose options are not known: it gets none of the preset's.
     """
@@ -230,7 +231,7 @@ def follow_model(
 
 
 def follow_precision(preset: Recipe, precision: PrecisionConfig, explicit: Collection[str]) -> Iterator[Change]:
-    """What a preset wrote for its own precision mode, if another mode is chosen that does not have it."""
+    """Drop what a preset wrote for its own precision mode if another mode is chosen that does not have it."""
     old, mode = preset.precision, precision.mode
     needs_full = "is for modes with a dtype below fp32"
     for field, value, default, is_used, why in (
@@ -291,7 +292,7 @@ def shorten_warmup(recipe: Recipe, warmup_steps: int, total_steps: int, explicit
 
 
 def is_about_other_data(recipe: Recipe, num_classes: int) -> bool:
-    """Whether the description or the expected result are about a dataset with another number of classes."""
+    """True if the description or the expected result are about a dataset with another number of classes."""
     texts = [recipe.description, recipe.expect.on if recipe.expect else ""]
     known = [number for name, number in _NUM_CLASSES.items() if any(text.startswith(name) for text in texts)]
     return any(num_classes not in (number, number + 1) for number in known)

@@ -19,7 +19,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True, order=True)
 class Origin:
-    """Where a value was written; problems are reported in this order."""
+    """Origin of a value; problems are reported in this order."""
 
     layer: int  # 0: the requested file, then what it extends; overrides last
     line: int
@@ -71,7 +71,7 @@ class Draft:
             self.overridden |= changed
 
     def switch_schedule(self, name: object) -> None:
-        """If another schedule is chosen, remove fields it does not use: they were meant for the old one."""
+        """Remove fields that a newly chosen schedule does not use: they were meant for the old one."""
         written = self.tree.get("schedule")
         if name not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == name:
             return
@@ -86,7 +86,7 @@ class Draft:
         return frozenset(".".join(path) for path in own)
 
     def is_nearer(self, name: str, other: str) -> bool:
-        """Whether a field was written by an override or in a file nearer to the requested one than another field."""
+        """True if a field was written by an override or in a file nearer to the requested one than another field."""
         paths = [tuple(field.split(".")) for field in (name, other)]
         layers = [self.origins[path].layer if path in self.origins else OVERRIDES - 1 for path in paths]
         first, second = (-1 if layer == OVERRIDES else layer for layer in layers)
@@ -102,7 +102,7 @@ class Draft:
         return node
 
     def holds(self, path: document.Path, value: Any) -> bool:
-        """Whether a key already has this value."""
+        """True if a key already has this value."""
         return bool(self.value(path, default=_ABSENT) == value)
 
     def fixed(self) -> frozenset[str]:

@@ -77,7 +77,7 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def _duration(name: str, given: Any, expected: str) -> str:
-    """What a field that takes a duration accepts, with units that this field takes and the number that was given."""
+    """Durations that a field accepts, with units that this field takes and the number that was given."""
     if expected != DURATION:
         return expected
     units = ["ep", "step"] if name == "length" else ["ep", "step", "%", *(["min"] if name == "save.every" else [])]

@@ -1,4 +1,4 @@
-"""Whether two recipes give the same run: the fields that a resumed run may change, differences and a digest."""
+"""Identity of recipes: the fields that a resumed run may change, differences and a digest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def may_change(field: str) -> bool:
-    """Whether a run may resume with another value of this leaf (a fingerprint protects the data itself)."""
+    """True if a run may resume with another value of this leaf (a fingerprint protects the data itself)."""
     return field in _MAY_CHANGE or field.startswith(_MAY_CHANGE_SECTIONS)
 
 

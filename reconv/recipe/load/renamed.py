@@ -114,7 +114,7 @@ _NOTES = {"parallel.splits": " (on one device: memory.checkpoint_segments)"}
 
 
 def renamed_field(name: str, value: Any) -> str | None:
-    """What an unknown field is called now, with its section's fields if it is a section; None: it never existed."""
+    """Present name of an unknown field, with its section's fields if it is a section; None: it never existed."""
     if name not in RENAMED_FIELDS:
         return None
     text = f"renamed to {RENAMED_FIELDS[name]}{_NOTES.get(name, '')}"
@@ -126,7 +126,7 @@ def renamed_field(name: str, value: Any) -> str | None:
 
 
 def renamed_value(name: str, value: Any) -> str | None:
-    """What a value of a field that kept its name is called now; None: it is no former value."""
+    """Present name of a value of a field that kept its name; None: it is no former value."""
     for old, values in RENAMED_VALUES.items():
         if RENAMED_FIELDS.get(old, old) == name and isinstance(value, str) and value in values:
             return values[value]

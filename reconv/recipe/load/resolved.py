@@ -47,12 +47,12 @@ class Resolved:
     fixed: frozenset[str] = frozenset()  # fields that are not derived: those set where `derive` is, or nearer
 
     def is_open(self, field: str) -> bool:
-        """Whether a field is to be derived from the data."""
+        """True if a field is to be derived from the data."""
         return is_derived(field, self.recipe.derive) and field not in self.fixed
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was changed to fit, for the plan."""
+        """Lines on what was changed to fit, for the plan."""
         return (*(f"changed to fit: {change}" for change in self.changes), *self.notes)
 
     def with_changes(self, changes: Sequence[Change], notes: Sequence[str] = ()) -> Resolved:

@@ -50,7 +50,7 @@ def _stage_names(value: object) -> object:
 
 
 class MemoryConfig(Section):
-    """How to save device memory. None of these fields changes what a run computes."""
+    """Ways to save device memory. None of these fields changes what a run computes."""
 
     activation_checkpointing: Annotated[
         Annotated[tuple[str, ...], Listed] | Literal["off", "auto", "all"], BeforeValidator(_stage_names)

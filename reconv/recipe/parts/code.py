@@ -122,5 +122,5 @@ def _map_value(value: Any, change: Callable[[str, str], str], field: str) -> Any
 
 
 def names_code(name: str) -> bool:
-    """Whether a name is an import path of your own code."""
+    """True if a name is an import path of your own code."""
     return is_import_path(name) and name.partition(":")[0] not in EXTERNAL_PACKAGES

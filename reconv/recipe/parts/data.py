@@ -32,7 +32,7 @@ PixelValue = Annotated[int, Field(ge=0, le=255)]
 
 
 class PreprocessConfig(Section):
-    """How an image becomes a network input; evaluation, prediction and export use the same settings."""
+    """Preprocessing of an image for the network; evaluation, prediction and export use the same settings."""
 
     size: Pixels = 224
     """Height and width of the network's input in pixels."""
@@ -326,7 +326,7 @@ class AugmentConfig(Section):
 
 
 def why_not_native(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
-    """Why the compiled decoder cannot make the crops of JPEG files; None if it can."""
+    """Reason why the compiled decoder cannot make the crops of JPEG files; None if it can."""
     reasons = {
         "augment.train_like_eval is true": augment.train_like_eval,
         f"augment.crop is {augment.crop}": augment.crop not in ("random_resized", "ssd"),

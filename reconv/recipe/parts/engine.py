@@ -10,7 +10,7 @@ from reconv.recipe.units import Positive, PositiveFraction, Section, Switch, Thr
 
 
 class NonFiniteConfig(Section):
-    """What happens when the loss or a gradient is NaN or infinite; such an update is never applied."""
+    """Reaction to a loss or gradient that is NaN or infinite; such an update is never applied."""
 
     policy: Literal["stop", "skip"] = "stop"
     """Stop the run, or skip the step."""
@@ -19,7 +19,7 @@ class NonFiniteConfig(Section):
 
 
 class DivergenceConfig(Section):
-    """What happens when training diverges with finite numbers: a loss above its start, or a metric that collapses."""
+    """Reaction to training that diverges with finite numbers: a loss above its start, or a metric that collapses."""
 
     policy: Literal["warn", "stop", "rewind", "ignore"] = "warn"
     """Warn once with the command that continues the best checkpoint with a smaller rate; stop with exit code 5; rewind:
@@ -32,7 +32,7 @@ class DivergenceConfig(Section):
 
 
 class EngineConfig(Section):
-    """How steps are executed: compilation, kernels, CPU threads."""
+    """Execution of steps: compilation, kernels, CPU threads."""
 
     compile: Switch = "auto"
     """Use torch.compile; `auto` does on CUDA where fused_kernels are not used, and on Gaudi."""

@@ -10,7 +10,7 @@ MULTILABEL_THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
 
 
 class EvaluateConfig(Section):
-    """When and how the validation set is evaluated."""
+    """Evaluation of the validation set."""
 
     every: Duration | Off = Duration(1, "ep")
     """Interval between evaluations; there is always one at the end, unless `off`."""
@@ -29,7 +29,7 @@ class EvaluateConfig(Section):
 
 
 class EarlyStoppingConfig(Section):
-    """When to end a run early, by the metric of its evaluations."""
+    """Early end of a run, by the metric of its evaluations."""
 
     target: PositiveFraction | Off = "off"
     """Stop as soon as the metric reaches this value."""
@@ -38,7 +38,7 @@ class EarlyStoppingConfig(Section):
 
 
 class SaveConfig(Section):
-    """When checkpoints are written and which are kept."""
+    """Times of checkpoints, and which are kept."""
 
     every: Duration | Off = Duration(1, "ep")
     """Interval between checkpoints in epochs, steps, percent of the run or minutes; `off` writes none."""
@@ -54,7 +54,7 @@ class SaveConfig(Section):
 
 
 class LogConfig(Section):
-    """How often training progress is logged."""
+    """Interval at which training progress is logged."""
 
     every: Duration = Duration(10, "step")
     """Interval between log lines."""

@@ -78,12 +78,12 @@ class PrecisionConfig(Section):
 
     @property
     def family(self) -> Literal["half", "tf32", "fp32"]:
-        """What decides the speed, and what tables of speeds are ordered by."""
+        """Family of modes of equal speed, by which tables of speeds are ordered."""
         return "half" if self.has_low_precision else "tf32" if self.mode == "tf32" else "fp32"
 
     @property
     def follows_autocast(self) -> bool:
-        """Whether every operation has the dtype that torch gives it."""
+        """True if every operation has the dtype that torch gives it."""
         return self.mode in ("fp32", "32.32", "tf32", "bf16", "fp16") and self.ops == PrecisionOps()
 
     @property

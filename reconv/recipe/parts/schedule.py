@@ -86,7 +86,7 @@ class ScheduleConfig(Section):
 
     @property
     def uses_lr(self) -> bool:
-        """Whether any step uses lr: not where piecewise starts at step 0 and no warm-up leads to lr."""
+        """True if any step uses lr: not where piecewise starts at step 0 and no warm-up leads to lr."""
         if self.name != "piecewise" or not self.milestones:
             return True
         from_start = self.milestones[0].value == 0 and self.milestone_when == "reached"

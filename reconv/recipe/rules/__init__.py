@@ -1,4 +1,4 @@
-"""Which combinations of recipe fields are invalid, as far as that shows without the data.
+"""Invalid combinations of recipe fields, as far as they show without the data.
 
 All contradictions of a recipe are reported at once, each with the fields it is about.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with the values of a recipe."""
+"""Contradictions between the values of a recipe."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def engine_rules(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _verify_rules(recipe: Recipe) -> Iterator[Contradiction]:
-    """What cannot be computed again with the same bits from a copy of the state."""
+    """Find what cannot be computed again with the same bits from a copy of the state."""
     not_supported = {
         "engine.cudnn_benchmark": (
             recipe.engine.cudnn_benchmark == "on",

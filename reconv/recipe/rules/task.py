@@ -67,7 +67,7 @@ def model_rules(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def task_rules(recipe: Recipe) -> Iterator[Contradiction]:
-    """What one task would ignore without notice is a contradiction."""
+    """Contradictions: settings that one task would ignore without notice."""
     if recipe.task == "detection":
         yield from _detection(recipe)
         return

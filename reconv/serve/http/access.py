@@ -1,4 +1,4 @@
-"""Who may use the server: bearer tokens, names of the host, and the headers that protect its pages."""
+"""Access to the server: bearer tokens, names of the host, and the headers that protect its pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Access:
         return self._token_number(request) is not None
 
     def _token_number(self, request: Request) -> int | None:
-        """Which token the request has; None: none of ours."""
+        """Number of the request's token; None: none of ours."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
         # All are compared, so that the time does not tell which one was close.

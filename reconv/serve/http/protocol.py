@@ -45,7 +45,7 @@ class InferRequest:
 
 
 def model_metadata(name: str, predictor: Predictor) -> dict[str, Any]:
-    """What `GET /v2/models/NAME` says."""
+    """Body of `GET /v2/models/NAME`."""
     preprocess = predictor.recipe.data.preprocess
     num_classes = len(predictor.classes)
     if predictor.is_detector:

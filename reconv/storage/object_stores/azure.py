@@ -96,6 +96,6 @@ class AzureStore(VersionedStore):
 
 
 def _is_folder(blob: Any) -> bool:
-    """Whether a blob only marks a folder, as in accounts with a hierarchical namespace."""
+    """True if a blob only marks a folder, as in accounts with a hierarchical namespace."""
     metadata = {key.lower(): value for key, value in (blob.metadata or {}).items()}
     return "true" in (metadata.get("hdi_isfolder"), metadata.get("is_directory"))

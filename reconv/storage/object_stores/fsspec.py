@@ -136,7 +136,7 @@ class FsspecStore:
             self.fs.rm_file(self.path(name))
 
     def path(self, name: str) -> str:
-        """What the file system calls an object."""
+        """Name of an object in the file system."""
         return f"{self._path.rstrip('/')}/{name}" if name else self._path
 
     @contextmanager
@@ -213,7 +213,7 @@ def store_error(url: str, error: BaseException) -> StoreError:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says; Azure's have ten lines with identifiers and XML."""
+    """First line of an error's text; Azure's have ten lines with identifiers and XML."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -234,7 +234,7 @@ def _object_info(name: str, info: Mapping[str, Any]) -> ObjectInfo:
 
 
 def _version(info: Mapping[str, Any], size: int) -> str:
-    """What identifies the bytes: the store's own mark, else a digest of size and dates."""
+    """Identifier of the bytes: the store's own mark, else a digest of size and dates."""
     for field in _VERSION_FIELDS[:5]:
         if info.get(field):
             return str(info[field])

@@ -60,7 +60,7 @@ class ObjectStore(Protocol):
 
 
 def is_url(text: object) -> bool:
-    """Whether a text or path is an address in a store."""
+    """True if a text or path is an address in a store."""
     return _URL.fullmatch(str(text)) is not None
 
 

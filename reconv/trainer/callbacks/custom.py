@@ -74,13 +74,13 @@ class Callback:
         """After an evaluation; its metrics are `run.metrics`."""
 
     def on_save(self, run: RunInfo) -> None:
-        """When a checkpoint is complete on disk, which may be some steps after its own; it is `run.checkpoint`."""
+        """Called when a checkpoint is complete on disk, perhaps some steps after its own; it is `run.checkpoint`."""
 
     def on_end(self, run: RunInfo) -> None:
         """At the end of training; not after an error or a stop signal."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint saves of this callback, as JSON data."""
+        """State of this callback for checkpoints, as JSON data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How long training waits for data, and the fingerprint of the data."""
+"""Loggers of the time training waits for data, and of the fingerprint of the data."""
 
 from __future__ import annotations
 

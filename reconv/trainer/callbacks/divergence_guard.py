@@ -132,7 +132,7 @@ class DivergenceGuard(TrainerCallback):
         return self._start is not None and bool(finite) and fmean(finite) < self._start / 2
 
     def _command(self, trainer: Trainer) -> str:
-        """What to type: a fork of the best checkpoint, or a new run, with a smaller rate."""
+        """Command to type: a fork of the best checkpoint, or a new run, with a smaller rate."""
         rate = self._recipe.schedule.lr * self._config.lr_factor
         step = self._useful_step(trainer)
         if step is None:
@@ -162,7 +162,7 @@ def window_steps(plan: Plan) -> int:
 
 
 def exceeds_start(losses: Sequence[float | None], start: float) -> bool:
-    """Whether the mean of losses is above that of the start by more than chance; None: a step that was not finite."""
+    """True if the mean of losses is above that of the start by more than chance; None: a step that was not finite."""
     finite = [loss for loss in losses if loss is not None]
     if len(finite) < max(2, len(losses) / 2):
         return True
@@ -171,7 +171,7 @@ def exceeds_start(losses: Sequence[float | None], start: float) -> bool:
 
 
 def has_collapsed(best: float, now: float, chance: float, num_samples: int) -> bool:
-    """Whether a metric has lost half of what it had above chance, and more than chance takes from so few samples."""
+    """True if a metric has lost half of what it had above chance, and more than chance takes from so few samples."""
     if not (0 <= best <= 1 and chance < best and num_samples > 0):
         return False  # NaN, or not a fraction
     if math.isnan(now):

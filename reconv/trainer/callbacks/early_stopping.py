@@ -39,7 +39,7 @@ class EarlyStopping(TrainerCallback):
             trainer.stop_reason = trainer.stop_reason or self.reason(evaluator.metric, values)
 
     def reason(self, metric: str, values: Sequence[float]) -> str:
-        """Why a run with these evaluations, in order, should stop now; empty if it should not."""
+        """Reason to stop now after these evaluations, in order; empty if there is none."""
         if not values:
             return ""
         best = max(values)

@@ -71,7 +71,7 @@ class LiveReport(TrainerCallback):
 
 
 def live_page(now_s: float, since_s: float | None) -> LivePage:
-    """How the page reloads itself, from the time since the last report."""
+    """Reload settings of the page, from the time since the last report."""
     if since_s is None:
         return LivePage(now_s, MIN_RELOAD_S, FIRST_STALE_S)
     return LivePage(now_s, min(max(since_s / 4, MIN_RELOAD_S), MAX_RELOAD_S), 3 * since_s + STALE_MARGIN_S)

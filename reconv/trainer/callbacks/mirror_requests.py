@@ -1,4 +1,4 @@
-"""When the copy of a run in an object store is brought up to date, and what its failures say in the log."""
+"""Requests to update the copy of a run in an object store, and log lines about their failures."""
 
 from __future__ import annotations
 

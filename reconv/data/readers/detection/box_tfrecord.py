@@ -144,7 +144,7 @@ class BoxTFRecordDataset(DetectionDataset):
 
 
 def records_have_boxes(root: Path) -> bool:
-    """Whether the first record has features for boxes."""
+    """True if the first record has features for boxes."""
     file = first_shard(BOX_TFRECORD, root)
     if file is None:
         return False

@@ -40,13 +40,13 @@ _UNUSED_KEYS = ("segmentation", "rle", "keypoints")  # most of the file
 
 
 def detect_coco(folder: Path) -> str | None:
-    """Why the folder is in COCO's layout; None if it is not."""
+    """Evidence that the folder is in COCO's layout, or None."""
     found = _candidates(folder, "train")
     return f"it has {found[0].relative_to(folder)}" if found else None
 
 
 def detect_coco_without_splits(folder: Path) -> str | None:
-    """Why the folder has one annotation file for all images, or one for validation alone; None if it has neither."""
+    """Evidence of one annotation file for all images, or of one for validation alone, or None."""
     found = _unnamed_files(folder)
     if len(found) == 1:
         return f"{found[0].relative_to(folder)} has the lists images, annotations and categories"
@@ -340,5 +340,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_side(value: Any) -> bool:
-    """Whether a value is a valid side of an image in pixels."""
+    """True if a value is a valid side of an image in pixels."""
     return isinstance(value, int | float) and 0 < value <= _MAX_SIDE_PX and int(value) == value

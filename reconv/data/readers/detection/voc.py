@@ -35,7 +35,7 @@ _FLAG = re.compile(r"\s+(-1|0|1)$")
 
 
 def detect_voc(folder: Path) -> str | None:
-    """Why the folder is in VOC's layout; None if it is not."""
+    """Evidence that the folder is in VOC's layout, or None."""
     is_voc = (folder / _IMAGES).is_dir() and (folder / _ANNOTATIONS).is_dir()
     return f"it has {_IMAGES}/ and {_ANNOTATIONS}/" if is_voc else None
 

@@ -40,7 +40,7 @@ _IMAGES, _LABELS = "images", "labels"
 
 
 def detect_yolo(folder: Path) -> str | None:
-    """Why the folder is in YOLO's layout; None if it is not."""
+    """Evidence that the folder is in YOLO's layout, or None."""
     _, folders = listing(folder)
     if _IMAGES in folders and _LABELS in folders:
         return f"it has {_IMAGES}/ and {_LABELS}/"
@@ -50,7 +50,7 @@ def detect_yolo(folder: Path) -> str | None:
 
 
 def detect_yolo_without_training(folder: Path) -> str | None:
-    """Why the folder has a validation set in YOLO's layout; None if it has none."""
+    """Evidence of a validation set in YOLO's layout, or None."""
     _, folders = listing(folder)
     for name in (*_SPLIT_NAMES["val"], *_SPLIT_NAMES["test"]):
         if name in folders and {_IMAGES, _LABELS} <= set(listing(folder / name)[1]):
@@ -176,7 +176,7 @@ def _names_by_number(names: dict[Any, Any], root: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlaces:
-    """Where the images of a split are: folders and lists of files."""
+    """Locations of a split's images: folders and lists of files."""
 
     places: list[str]
     is_shared: bool = False  # with the other split: a share of the images is held out for validation

@@ -72,7 +72,7 @@ class ImageNetArchiveDataset:
 
 
 def has_imagenet_archives(folder: Path) -> bool:
-    """Whether the folder holds the training archive."""
+    """True if the folder holds the training archive."""
     return (folder / TRAIN_FILE).is_file()
 
 

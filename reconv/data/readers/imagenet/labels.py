@@ -43,7 +43,7 @@ ReadFile = Callable[[str], "bytes | None"]
 
 
 def has_labels(folder: Path) -> bool:
-    """Whether a folder holds a list of labels, or a devkit."""
+    """True if a folder holds a list of labels, or a devkit."""
     try:
         _find_list(folder)
     except DataError as error:
@@ -120,7 +120,7 @@ def _synset_of(
 
 
 def _find_list(labels: Path) -> tuple[str, str, dict[int, str]]:
-    """Where the list is, its text, and the devkit's mapping from numbers to synsets if there is one."""
+    """Path and text of the list, and the devkit's mapping from numbers to synsets if there is one."""
     if labels.name == SOLUTION_FILE:
         return str(labels), _solution_lines(_text(read_bounded_text(labels, read_limits.TABLE_BYTES), labels)), {}
     if labels.is_file() and not labels.name.endswith((".tar", ".tar.gz", ".tgz")):

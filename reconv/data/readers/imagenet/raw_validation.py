@@ -19,7 +19,7 @@ _LEVELS_UP = 3  # Kaggle's list is beside ILSVRC/, its images are in ILSVRC/Data
 
 
 def find_label_source(root: Path, folder: Path) -> Path | None:
-    """Where the labels of the images in `folder` are: in it, in `root` beside it, or in Kaggle's file above."""
+    """Source of the labels of the images in `folder`: in it, in `root` beside it, or in Kaggle's file above."""
     for place in (folder, root):
         if has_labels(place):
             return place

@@ -52,7 +52,7 @@ class ShardFiles:
 
 
 def detect_shards(naming: ShardNaming, folder: Path) -> str | None:
-    """Why the folder has shards of this format; None if it has none."""
+    """Evidence of shards of this format in the folder, or None."""
     first = first_shard(naming, folder)
     return None if first is None else f"it has {first.relative_to(folder.parent)}"
 
@@ -202,7 +202,7 @@ class ShardDataset(RangeBacked):
         )
 
     def ranges(self, indices: I64) -> list[ByteRange]:
-        """Where the samples are; a record's checksums lie around it."""
+        """Byte ranges of the samples; a record's checksums lie around it."""
         rows = self._index.rows[indices]
         return [
             (str(self._shards.folder / self._shards.names[shard]), offset, length)

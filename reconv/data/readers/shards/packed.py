@@ -28,7 +28,7 @@ def shard_name(split: str, number: int, num_shards: int) -> str:
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether the folder holds packed training shards."""
+    """True if the folder holds packed training shards."""
     return bool(_shard_files(folder, "train"))
 
 
@@ -75,7 +75,7 @@ class PackedDataset(RangeBacked):
         return shard[number]
 
     def ranges(self, indices: I64) -> list[ByteRange]:
-        """Where the samples are."""
+        """Byte ranges of the samples."""
         located = [self._locate(int(index)) for index in indices]
         return [shard.byte_range(number) for shard, number in located]
 

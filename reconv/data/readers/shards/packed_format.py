@@ -219,7 +219,7 @@ class PackedShard:
         return Sample(data, entry.target, where)
 
     def byte_range(self, number: int) -> ByteRange:
-        """Where a sample is."""
+        """Byte range of a sample."""
         entry = self._entry(number)
         return str(self.path), entry.start, entry.length
 
