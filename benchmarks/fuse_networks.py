@@ -5,7 +5,7 @@
 `all` is `reconv.fuse(model, everything=True)`, for networks where that fuses more.
 
     python -m benchmarks.fuse_networks [NETWORK ...] [--batch 256] [--side 224] [--ways eager fuse ...] [--steps 50]
-                                       [--fill 200] [--limit 45] [--within 540] [--json FILE]
+                                       [--fill 200] [--limit 45] [--within 540] [--caches FOLDER] [--json FILE]
 
 Each network is trained in one process on the same random images, in channels_last, bf16 autocast and SGD with
 momentum, in each way from the same weights. Its first losses are compared with the eager ones; how far those of
@@ -14,7 +14,8 @@ torch.compile are from them shows what another order of sums does. Images per se
 First, every way of every network makes its first step in processes with empty caches, several at once, because
 torch.compile takes a minute or two of one core: those are the seconds of the first step, without cuDNN's benchmark.
 Then the networks are measured one after the other from these caches, with cuDNN's benchmark; what torch autotuned
-beside other processes is deleted before. Every figure is written as soon as it is known.
+beside other processes is deleted before. Every figure is written as soon as it is known. With `--caches` the caches
+are kept: a later call with `--fill 0` measures from them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ NETWORKS = {
 WAYS = ("eager", "fuse", "fuse+graph", "compile", "fuse+compile", "all", "all+graph", "all+compile")
 EAGER, FUSE, COMPILE, ALL = "eager", "fuse", "compile", "all"  # all: also what the shipped table leaves alone
 GRAPHED = "fuse+graph"  # by torch.cuda.make_graphed_callables
-WINDOWS, WINDOW_S, WARMUP = 5, 0.5, 10
+WINDOWS, WINDOW_S, WARMUP = 5, 0.3, 10
 NUM_CLASSES, NUM_BATCHES, LR, MOMENTUM, WEIGHT_DECAY = 1000, 4, 0.01, 0.9, 1e-4
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 AUTOTUNED = "*.best_config"  # files in the second one
@@ -341,6 +342,7 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=45, help="seconds per network after that")
     parser.add_argument("--within", type=float, default=540, help="seconds in all")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--caches", help="folder of the compilers' caches, which is kept")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(args)
     began_s = time.monotonic()
@@ -355,7 +357,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 side=given.side,
                 steps=given.steps,
                 device=given.device,
-                caches=f"{folder}/{network}",
+                caches=f"{given.caches or folder}/{network}",
                 compile_threads=max(1, cores // given.parallel),
             )
             for network in given.networks
