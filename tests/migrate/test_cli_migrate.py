@@ -99,7 +99,7 @@ def test_run_goes_on_with_a_flag_that_leaves_the_result_alone() -> None:
 def test_run_runs_the_new_command() -> None:
     result = migrate("python ssd.py --help", "--run")
     assert result.exit_code == 0
-    assert "Usage: reconv train [OPTIONS] RECIPE" in result.stdout
+    assert "Usage: reconv train [OPTIONS] [RECIPE]" in result.stdout
 
 
 def test_weights_of_a_network_that_no_preset_has_need_a_written_recipe(tmp_path: Path) -> None:
