@@ -1,4 +1,4 @@
-"""Scripts that make the tables of docs/results; each is run as `python -m benchmarks.NAME`."""
+"""Scripts that make the tables of docs/results; each is run as `python -m benchmarks.FOLDER.NAME`."""
 
 from __future__ import annotations
 

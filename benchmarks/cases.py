@@ -37,7 +37,9 @@ NETWORKS = {
     "efficientnet-b4-nv-400ep-8gpu-tf32+batch.size=64": "EfficientNet-B4, 380 px, batch 64",
     "ssd-resnet34+batch.size=128+detection.metric=voc10": "SSD-ResNet34, 300 px, batch 128",
 }
-THROUGHPUT = "python -m benchmarks.throughput {networks} --train-modes {train} --infer-modes {infer} --json {{json}}"
+THROUGHPUT = (
+    "python -m benchmarks.training.throughput {networks} --train-modes {train} --infer-modes {infer} --json {{json}}"
+)
 RECIPES = " ".join(NETWORKS)
 
 
@@ -58,7 +60,7 @@ class Case:
 
 
 def training_rows(content: Any) -> Iterator[Row]:
-    """Training throughput of each network, from the JSON of `benchmarks.throughput`."""
+    """Training throughput of each network, from the JSON of `benchmarks.training.throughput`."""
     for network, measured in content["networks"].items():
         for row in measured["rows"]:
             if row["kind"] == "train":
@@ -76,7 +78,7 @@ def training_rows(content: Any) -> Iterator[Row]:
 
 
 def fuse_rows(content: Any) -> Iterator[Row]:
-    """Images per second of each network with fused kernels, from the JSON of `benchmarks.fuse_networks`."""
+    """Images per second of each network with fused kernels, from the JSON of `benchmarks.training.fuse_models`."""
     for network, ways in content["networks"].items():
         rates = {way: found["images_per_s"] for way, found in ways.items() if "images_per_s" in found}
         if "fuse" not in rates:
@@ -103,7 +105,7 @@ def fuse_rows(content: Any) -> Iterator[Row]:
 
 
 def inference_rows(content: Any) -> Iterator[Row]:
-    """Inference throughput and latency of each network and batch size, from the JSON of `benchmarks.throughput`."""
+    """Inference throughput and latency by network and batch size, from the JSON of `benchmarks.training.throughput`."""
     for network, measured in content["networks"].items():
         for row in measured["rows"]:
             if row["kind"] == "infer":
@@ -119,7 +121,7 @@ def inference_rows(content: Any) -> Iterator[Row]:
 
 
 def process_rows(content: Any) -> Iterator[Row]:
-    """Phases of whole processes, from the JSON of `benchmarks.time_to_result`."""
+    """Phases of whole processes, from the JSON of `benchmarks.training.time_to_result`."""
     phases = {name: [run["phases_s"].get(name, 0.0) for run in content] for name in content[0]["phases_s"]}
     named = {
         "whole process": [run["wall_s"] for run in content],
@@ -133,7 +135,7 @@ def process_rows(content: Any) -> Iterator[Row]:
 
 
 def accuracy_rows(content: Any) -> Iterator[Row]:
-    """Final metrics over seeds, from the JSON of `benchmarks.accuracy`."""
+    """Final metrics over seeds, from the JSON of `benchmarks.training.accuracy`."""
     for recipe in content:
         row = spread(recipe["name"], recipe["metric"], "%" if recipe["is_fraction"] else "")
         more = {"metric": recipe["metric_name"], "deviation": f"{recipe['deviation']:.2f}" if row.n != 1 else ""}
@@ -150,7 +152,7 @@ def accuracy_rows(content: Any) -> Iterator[Row]:
 
 
 def way_rows(content: Any) -> Iterator[Row]:
-    """Ways from files to predictions beside the first one, from the JSON of `benchmarks.predict_throughput`."""
+    """Ways from files to predictions beside the first one, from the JSON of `benchmarks.inference.predict`."""
     for model, ways in content.items():
         measured = {way: row["images_per_s"] for way, row in ways.items() if isinstance(row, dict)}
         (base_name, base), *others = measured.items()
@@ -162,7 +164,7 @@ def way_rows(content: Any) -> Iterator[Row]:
 
 
 def server_rows(content: Any) -> Iterator[Row]:
-    """Servers in a closed loop beside the fastest LitServe of the precision, from the JSON of `serve_throughput`."""
+    """Servers in a closed loop beside the fastest LitServe of the precision, from `benchmarks.serve.throughput`."""
     fastest: dict[str, float] = {}
     for server in content["closed"]:
         if server["server"] == "LitServe":
@@ -207,7 +209,7 @@ CASES = {
         Case(
             name="fuse-h200",
             title="timm's networks in a plain loop, channels_last, bf16 autocast, 224 px, batch 256",
-            command="python -m benchmarks.fuse_networks --json {json}",
+            command="python -m benchmarks.training.fuse_models --json {json}",
             hardware="cuda",
             sources=("reconv/kernels",),
             rows=fuse_rows,
@@ -227,7 +229,7 @@ CASES = {
         Case(
             name="predict-h200",
             title="ResNet-50 from JPEG files to the five best classes, bf16, batch 256",
-            command="python -m benchmarks.predict_throughput --device cuda --images {data} --models resnet50"
+            command="python -m benchmarks.inference.predict --device cuda --images {data} --models resnet50"
             " --json {json}",
             data="a folder of photographs",
             hardware="cuda",
@@ -238,7 +240,7 @@ CASES = {
         Case(
             name="predict-cpu",
             title="From JPEG files to the five best classes, fp32, batch 16",
-            command="python -m benchmarks.predict_throughput --images {data} --count 32 --json {json}",
+            command="python -m benchmarks.inference.predict --images {data} --count 32 --json {json}",
             data="a folder of photographs",
             hardware="cpu",
             sources=("reconv/inference", *LOADER),
@@ -249,7 +251,7 @@ CASES = {
         Case(
             name="serve-h200",
             title="ResNet-50 over HTTP in bf16, 128 clients",
-            command='python -m benchmarks.serve_throughput --device cuda --only "workers 12" --only "processes 8"'
+            command='python -m benchmarks.serve.throughput --device cuda --only "workers 12" --only "processes 8"'
             " --json {json}",
             hardware="cuda",
             sources=("reconv/serve", "reconv/inference"),
@@ -260,7 +262,7 @@ CASES = {
         Case(
             name="serve-cpu",
             title="ResNet-50 over HTTP, 8 clients",
-            command="python -m benchmarks.serve_throughput --window 4 --json {json}",
+            command="python -m benchmarks.serve.throughput --window 4 --json {json}",
             hardware="cpu",
             sources=("reconv/serve", "reconv/inference"),
             rows=server_rows,
@@ -290,7 +292,7 @@ CASES = {
         Case(
             name="object-store-cpu",
             title="Packed photographs from a web server 100 ms away",
-            command="python benchmarks/remote_data.py --images {data} --work DIR --mode read --samples 20000",
+            command="python benchmarks/data/remote_store.py --images {data} --work DIR --mode read --samples 20000",
             data="a folder of photographs",
             hardware="cpu",
             sources=("reconv/data",),
@@ -300,7 +302,7 @@ CASES = {
         Case(
             name="quickstart-time-cpu",
             title="`reconv train quickstart`, phases of the process",
-            command="python -m benchmarks.time_to_result --runs 7 --json {json} quickstart",
+            command="python -m benchmarks.training.time_to_result --runs 7 --json {json} quickstart",
             hardware="cpu",
             sources=("reconv/cli", "reconv/trainer", "reconv/recipes/reconv/quickstart.yaml"),
             rows=process_rows,
@@ -309,9 +311,10 @@ CASES = {
         Case(
             name="photos-time-h200",
             title="ResNet-50, 40 epochs of 9,469 photographs at 128 px",
-            command="python -m benchmarks.time_to_result --runs 3 --json {json} resnet50 --data {data} --epochs 40"
-            " --batch-size 256 --set data.preprocess.size=128 --set data.preprocess.resize=128 --set expect=null",
-            data="what `python -m benchmarks.photo_folder` writes",
+            command="python -m benchmarks.training.time_to_result --runs 3 --json {json} resnet50 --data {data}"
+            " --epochs 40 --batch-size 256 --set data.preprocess.size=128 --set data.preprocess.resize=128"
+            " --set expect=null",
+            data="what `python -m benchmarks.data.photo_folder` writes",
             hardware="cuda",
             sources=("reconv/cli", "reconv/trainer", "reconv/data"),
             rows=process_rows,
@@ -320,7 +323,7 @@ CASES = {
         Case(
             name="cifar10-time-h200",
             title="`cifar10-fast`, phases of the process",
-            command="python -m benchmarks.time_to_result --runs 6 --json {json} cifar10-fast --data {data}",
+            command="python -m benchmarks.training.time_to_result --runs 6 --json {json} cifar10-fast --data {data}",
             data="CIFAR-10's binary files",
             hardware="cuda",
             sources=("reconv/cli", "reconv/trainer", "reconv/data"),
@@ -330,7 +333,7 @@ CASES = {
         Case(
             name="accuracy-cpu",
             title="Accuracy on two CPU cores",
-            command="python -m benchmarks.accuracy quickstart quickstart-detection --seeds 5 --json {json}",
+            command="python -m benchmarks.training.accuracy quickstart quickstart-detection --seeds 5 --json {json}",
             hardware="cpu",
             sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
             rows=accuracy_rows,
@@ -340,7 +343,7 @@ CASES = {
         Case(
             name="accuracy-h200",
             title="Accuracy on one H200",
-            command="python -m benchmarks.accuracy cifar10-fast --data {data} --seeds 6 --json {json}",
+            command="python -m benchmarks.training.accuracy cifar10-fast --data {data} --seeds 6 --json {json}",
             data="CIFAR-10's binary files",
             hardware="cuda",
             sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
@@ -361,7 +364,7 @@ CASES = {
         Case(
             name="detection-scores-cpu",
             title="COCO and VOC metrics of 5,000 images and 300,000 detections",
-            command="python -m benchmarks.detection_metrics",
+            command="python -m benchmarks.detection.metrics",
             hardware="cpu",
             sources=("reconv/metrics",),
             value="seconds",

@@ -107,7 +107,7 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         "docs/generators/code_blocks.py",
         "mkdocs.yml",
         "CITATION.cff",
-        "benchmarks/throughput.py",
+        "benchmarks/training/throughput.py",
         "packaging/constraints.txt",
         "packaging/requirements.txt",
         "tests/test_package.py",

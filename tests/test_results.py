@@ -16,7 +16,7 @@ from benchmarks.results import Result, Row
 SERVERS = ("serve-h200", "serve-cpu")
 RESULT = Result(
     case="training-h200",
-    command="python -m benchmarks.throughput",
+    command="python -m benchmarks.training.throughput",
     hardware="a GPU",
     date="2026-11-19",
     commit="abc",

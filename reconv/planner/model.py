@@ -8,7 +8,7 @@ step times is sqrt(2 ln n) deviations late. Communication is a hierarchical ring
 machine, then between machines) in DDP's buckets, hidden behind the backward pass except for the last bucket. Input is
 what decoding and storage are slower than the rest.
 
-`ScalingParameters` has what was fitted to published results (`python -m benchmarks.check_plan` repeats it).
+`ScalingParameters` has what was fitted to published results (`python -m benchmarks.scaling.check_plan` repeats it).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.throughput import Task, find_baseline
+from benchmarks.training.throughput import Task, find_baseline
 from reconv.bench.baselines import compare, detection_loss, find_baselines
 from reconv.bench.inference_baselines import inference_baselines
 from reconv.bench.run import bench_args, no_log, open_bench_run

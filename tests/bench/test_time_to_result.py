@@ -1,4 +1,4 @@
-"""`benchmarks.time_to_result`: a whole process as phases."""
+"""`benchmarks.training.time_to_result`: a whole process as phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.time_to_result import TimedProcess, describe, time_process
+from benchmarks.training.time_to_result import TimedProcess, describe, time_process
 from reconv.logging.phases import Phase
 
 

@@ -171,7 +171,7 @@ def test_planning_imports_no_torch() -> None:
 
 
 def test_published_rows_are_complete() -> None:
-    path = Path(__file__).parents[2] / "benchmarks/published_scaling.csv"
+    path = Path(__file__).parents[2] / "benchmarks/scaling/published.csv"
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 236

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.check_plan import errors, fit_loss, predict_rows, read_rows
+from benchmarks.scaling.check_plan import errors, fit_loss, predict_rows, read_rows
 from reconv.planner.cluster import RANGE
 from reconv.planner.device_kinds import DEVICE_KINDS, Link
 from reconv.planner.model import (

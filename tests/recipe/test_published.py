@@ -77,7 +77,7 @@ def test_presets_claim_what_is_published() -> None:
 
 
 def test_the_planner_knows_the_same_speeds() -> None:
-    with (ROOT / "benchmarks" / "published_scaling.csv").open(newline="") as file:
+    with (ROOT / "benchmarks" / "scaling" / "published.csv").open(newline="") as file:
         scaling = [row for row in csv.DictReader(file) if row["table"].startswith(("NVIDIA ConvNets", "NVIDIA RN50"))]
     steps = [row for row in read_table("step_times.csv") if "DeepLearningExamples" in row["source"]]
     assert len(scaling) > 150 and len(steps) > 20

@@ -1,7 +1,7 @@
 """Flip bits in short trainings, and see whether `engine.verify` finds them.
 
-    python -m benchmarks.wrong_bits --parts full,sample,ranks --json bits.json
-    python -m benchmarks.wrong_bits --parts full,sample --device cuda --injections 400
+    python -m benchmarks.training.wrong_bits --parts full,sample,ranks --json bits.json
+    python -m benchmarks.training.wrong_bits --parts full,sample --device cuda --injections 400
 
 Each injection is a training of a small network: weights, gradients, optimizer state, activations, statistics, images
 or a checkpoint in memory get a wrong bit, or some, at a random step (`tests/support/bit_flips.py` says how they are
@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from bit_flips import AT_REST, IN_FLIGHT, TARGETS, TINY, Flip, run_with  # noqa: E402

@@ -1,6 +1,6 @@
 """Train our SSD-ResNet34 and torchvision's SSD300 (VGG16) from scratch on the same images, and score both alike.
 
-    python -m benchmarks.ssd_vs_torchvision --data VOC --out RUN --json FILE [--images 90000] [--limit-s 560]
+    python -m benchmarks.training.ssd_vs_torchvision --data VOC --out RUN --json FILE [--images 90000] [--limit-s 560]
 
 VOC has JPEGImages, Annotations and ImageSets/Main; torchvision must be installed, with its compiled operations. Ours is
 `reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run directory; --init gives weights for its backbone. Theirs
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import as_overrides
-from benchmarks.train_variants import Result, for_images, parse_set, print_table, train_run, write_json
+from benchmarks.training.variants import Result, for_images, parse_set, print_table, train_run, write_json
 from reconv.bench.run import bench_args, describe_setup, open_bench_run
 from reconv.build.data import (
     as_detection_dataset,

@@ -1,6 +1,7 @@
 """Train a recipe with several sets of overrides, one after the other in one process, and compare what each reached.
 
-    python -m benchmarks.train_variants VARIANTS.yaml --data DATA --out RUNS --json FILE [--images 100000] [--seeds 3]
+    python -m benchmarks.training.variants VARIANTS.yaml --data DATA --out RUNS --json FILE [--images 100000]
+                                           [--seeds 3]
 
 VARIANTS has the recipe, the metric, the fields that all runs share, and the fields of each variant:
 

@@ -1,6 +1,6 @@
 """Train recipes over several seeds as fresh processes; print and store the final metric and the time of each.
 
-python -m benchmarks.accuracy RECIPE[+FIELD=VALUE...] ... [--seeds 3] [--data DIR] [--json FILE]
+python -m benchmarks.training.accuracy RECIPE[+FIELD=VALUE...] ... [--seeds 3] [--data DIR] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.time_to_result import time_process
+from benchmarks.training.time_to_result import time_process
 from reconv.logging.run_dir import read_summary
 from reconv.recipe.loader import load
 

@@ -1,6 +1,6 @@
 """Time training of torchvision's and timm's networks on one GPU: our engine beside stock torch.compile.
 
-    python -m benchmarks.external_networks [torchvision:NAME | timm:NAME ...] [--batch 256] [--windows 5]
+    python -m benchmarks.training.external_models [torchvision:NAME | timm:NAME ...] [--batch 256] [--windows 5]
                                            [--ways engine] [--device cuda] [--set A.B=V ...] [--json FILE]
 
 Each network is trained in one process on the same synthetic images, bf16 and channels_last, in up to four ways:

@@ -1,7 +1,7 @@
 """The training loader on packed shards behind 100 ms of latency, compared with the same shards on the local disk.
 
-    python benchmarks/remote_data.py --images JPEG_FOLDER --work /tmp/remote-data --out remote_data.json
-    python benchmarks/remote_data.py --images JPEG_FOLDER --work /tmp/remote-data --store s3://data/bench
+    python benchmarks/data/remote_store.py --images JPEG_FOLDER --work /tmp/remote-data --out remote_data.json
+    python benchmarks/data/remote_store.py --images JPEG_FOLDER --work /tmp/remote-data --store s3://data/bench
 
 Photographs are resized to 320 px and repeated to `--samples` images in packed shards. Each round measures the local
 disk and the store one after the other; the cache is deleted before each of the store's turns. `train` decodes and crops

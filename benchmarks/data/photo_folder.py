@@ -1,6 +1,7 @@
 """Make a folder dataset of small photographs: random crops of the images in a folder, as JPEG files.
 
-    python -m benchmarks.photo_folder IMAGES OUT [--train 9469] [--val 1000] [--classes 10] [--size 128] [--quality 90]
+    python -m benchmarks.data.photo_folder IMAGES OUT [--train 9469] [--val 1000] [--classes 10] [--size 128]
+                                           [--quality 90]
 
 An image belongs to one class, so that a network can learn them. The same arguments give the same pixels.
 """

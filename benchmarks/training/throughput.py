@@ -1,6 +1,6 @@
 """Measure training and inference of every family of networks on one GPU; write the tables as JSON and Markdown.
 
-    python -m benchmarks.throughput [RECIPE ...] [--batch 256] [--train-modes bf16,tf32,fp32]
+    python -m benchmarks.training.throughput [RECIPE ...] [--batch 256] [--train-modes bf16,tf32,fp32]
                                     [--infer-modes bf16,tf32] [--infer-batches 1,8,32,64,128,256] [--baseline NAME]
                                     [--limit 90] [--within SECONDS] [--compile-s 0] [--device cuda] [--set A.B=V ...]
                                     [--json FILE] [--markdown FILE]
@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks import as_overrides
-from benchmarks.throughput_tables import markdown, network_lines
+from benchmarks.training.throughput_tables import markdown, network_lines
 from reconv.bench.baselines import compare, find_baselines
 from reconv.bench.infer import bench_infer
 from reconv.bench.inference_baselines import inference_baselines

@@ -4,8 +4,9 @@
 
 `all` is `reconv.fuse(model, everything=True)`, for networks where that fuses more.
 
-    python -m benchmarks.fuse_networks [NETWORK ...] [--batch 256] [--side 224] [--ways eager fuse ...] [--steps 50]
-                                       [--fill 200] [--limit 45] [--within 540] [--caches FOLDER] [--json FILE]
+    python -m benchmarks.training.fuse_models [NETWORK ...] [--batch 256] [--side 224] [--ways eager fuse ...]
+                                              [--steps 50] [--fill 200] [--limit 45] [--within 540]
+                                              [--caches FOLDER] [--json FILE]
 
 Each network is trained in one process on the same random images, in channels_last, bf16 autocast and SGD with
 momentum, in each way from the same weights. Its first losses are compared with the eager ones; how far those of

@@ -1,11 +1,11 @@
 """Compare `reconv serve` with LitServe: ResNet-50, the same weights, images and preprocessing, in one run.
 
-    python -m benchmarks.serve_throughput --litserve-python PYTHON [--device cuda] [--json FILE] [--markdown FILE]
-    python -m benchmarks.serve_throughput --from-json FILE                       # the tables of an earlier run
+    python -m benchmarks.serve.throughput --litserve-python PYTHON [--device cuda] [--json FILE] [--markdown FILE]
+    python -m benchmarks.serve.throughput --from-json FILE                       # the tables of an earlier run
 
 PYTHON has LitServe and torchvision (`pip install litserve==0.2.19 'torchvision>=0.26,<0.29' 'torch>=2.11,<2.14'`).
 All servers are started first and stopped by SIGSTOP while another one is measured. A round measures each of them once,
-in alternating order. The load generator runs on the same cores: see `benchmarks/http_load.py`.
+in alternating order. The load generator runs on the same cores: see `benchmarks/serve/http_load.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.http_load import Load, LoadResult, percentile_s, run_load
-from benchmarks.serve_servers import (
+from benchmarks.serve.http_load import Load, LoadResult, percentile_s, run_load
+from benchmarks.serve.servers import (
     LITSERVE,
     RECONV,
     START_LIMIT_S,

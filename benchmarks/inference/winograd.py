@@ -1,6 +1,7 @@
 """Measure the folded backend with and without its Winograd convolutions, layer by layer and for whole networks.
 
-    python -m benchmarks.winograd [--layers] [--models NAME...] [--batches N...] [--threads N] [--count N]
+    python -m benchmarks.inference.winograd [--layers] [--models NAME...] [--batches N...] [--threads N]
+                                            [--count N] [--json FILE]
 
 Both ways, and onnxruntime and OpenVINO if they are installed, alternate in one process. With one thread the clock is
 the CPU time of the process, which other programs disturb less; with several it is the wall clock.
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,19 +40,19 @@ Way = Callable[[], object]
 
 def measure(ways: dict[str, Way], count: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each way, alternating; the first pass is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(count + 1):
         for name, way in ways.items():
             start_s = clock()
             way()
             if round_number:
-                found[name].append(clock() - start_s)
-    return found
+                seconds[name].append(clock() - start_s)
+    return seconds
 
 
-def print_row(title: str, found: dict[str, list[float]]) -> None:
+def print_row(title: str, measured: dict[str, list[float]]) -> None:
     """Times of the first way, and how much faster the others are in the same round."""
-    (first, base), *others = found.items()
+    (first, base), *others = measured.items()
     cells = [f"{first} {1e3 * statistics.median(base):.2f} ms (from {1e3 * min(base):.2f})"]
     for name, seconds in others:
         ratios = sorted(a / b for a, b in zip(base, seconds, strict=True))
@@ -100,7 +103,10 @@ def openvino_forward(loaded: LoadedNetwork, threads: int) -> Callable[[Tensor], 
     return forward
 
 
-def measure_network(name: str, batches: Sequence[int], threads: int, count: int, clock: Callable[[], float]) -> None:
+def measure_network(
+    name: str, batches: Sequence[int], threads: int, count: int, clock: Callable[[], float]
+) -> dict[int, dict[str, list[float]]]:
+    """Seconds of each way in each round, by batch size."""
     loaded = load_network(name)
     torch.set_num_threads(threads)
     backends: dict[str, Callable[[Tensor], Any]] = {
@@ -115,10 +121,13 @@ def measure_network(name: str, batches: Sequence[int], threads: int, count: int,
     expected = EagerBackend(loaded.recipe, loaded.network)(images)
     differences = {way: f"{largest_difference(run(images), expected):.1g}" for way, run in backends.items()}
     print(f"{name}: differences from eager {differences}", flush=True)
+    seconds: dict[int, dict[str, list[float]]] = {}
     for batch in batches:
         images = torch.randint(0, 256, (batch, *loaded.image_shape), dtype=torch.uint8)
         ways: dict[str, Way] = {way: partial(run, images) for way, run in backends.items()}
-        print_row(f"{name}, batch {batch}, {threads} threads", measure(ways, count, clock))
+        seconds[batch] = measure(ways, count, clock)
+        print_row(f"{name}, batch {batch}, {threads} threads", seconds[batch])
+    return seconds
 
 
 def main() -> None:
@@ -128,15 +137,19 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", type=int, default=9)
-    given = parser.parse_args()
-    clock = time.process_time if given.threads == 1 else time.perf_counter
-    torch.set_num_threads(given.threads)
-    for side, channels in LAYERS if given.layers else ():
-        for batch in given.batches:
-            found = measure(layer_ways(side, channels, batch), given.count, clock)
-            print_row(f"{side} x {side} x {channels}, batch {batch}, {given.threads} threads", found)
-    for name in given.models:
-        measure_network(name, given.batches, given.threads, given.count, clock)
+    parser.add_argument("--json", type=Path, help="write the seconds of each round")
+    options = parser.parse_args()
+    clock = time.process_time if options.threads == 1 else time.perf_counter
+    torch.set_num_threads(options.threads)
+    for side, channels in LAYERS if options.layers else ():
+        for batch in options.batches:
+            seconds = measure(layer_ways(side, channels, batch), options.count, clock)
+            print_row(f"{side} x {side} x {channels}, batch {batch}, {options.threads} threads", seconds)
+    measured = {
+        name: measure_network(name, options.batches, options.threads, options.count, clock) for name in options.models
+    }
+    if options.json:
+        options.json.write_text(json.dumps({"threads": options.threads, "models": measured}))
 
 
 if __name__ == "__main__":

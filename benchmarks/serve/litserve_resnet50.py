@@ -1,6 +1,7 @@
-"""torchvision's ResNet-50 behind LitServe: the baseline of `benchmarks.serve_throughput`, in its own environment.
+"""torchvision's ResNet-50 behind LitServe: the baseline of `benchmarks.serve.throughput`, in its own environment.
 
-    python benchmarks/litserve_resnet50.py WEIGHTS --port 8001 [--device cuda] [--workers 2] [--max-batch 8] [--compile]
+    python benchmarks/serve/litserve_resnet50.py WEIGHTS --port 8001 [--device cuda] [--workers 2] [--max-batch 8]
+                                                 [--compile]
 
 As its documentation advises: one raw image per request, decoded by Pillow in the workers, dynamic batching, several
 workers; channels_last, torch.inference_mode, and as many torch threads in all as there are cores.

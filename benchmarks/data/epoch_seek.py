@@ -1,6 +1,6 @@
 """Time how long a loader takes to start in the middle of an epoch, from its construction to the first batch.
 
-python -m benchmarks.epoch_seek [--samples 1281167] [--tries 5]
+python -m benchmarks.data.epoch_seek [--samples 1281167] [--tries 5]
 """
 
 from __future__ import annotations

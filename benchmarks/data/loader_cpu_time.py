@@ -2,7 +2,7 @@
 
 What runs outside holds the GIL, so it bounds the images per second of all worker threads together.
 
-    python -m benchmarks.loader_cpu_time --data DIR --size 128
+    python -m benchmarks.data.loader_cpu_time --data DIR --size 128
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time what follows the network in an evaluation: box decoding, NMS and metrics of 5,000 images like COCO's.
 
-    python -m benchmarks.detection_eval [--images 5000] [--batch 100] [--score 0.05] [--device cuda]
+    python -m benchmarks.detection.evaluation [--images 5000] [--batch 100] [--score 0.05] [--device cuda]
 
 The network is left out: synthetic outputs (8,732 anchors x 81 classes, bf16) lie on the device when the clock starts.
 Nearly all of them are background; most anchors on an object predict it, and one in 500 predicts something else. Prints
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.detection_metrics import NUM_CLASSES, random_truth
+from benchmarks.detection.metrics import NUM_CLASSES, random_truth
 from reconv.build.postprocess import build_anchors
 from reconv.core.batch import Batch
 from reconv.detection.annotation import Annotation

@@ -1,9 +1,9 @@
 """Check the model of `reconv plan` against published results: fit its parameters on some rows, predict the others.
 
-    python -m benchmarks.check_plan [--markdown FILE]
+    python -m benchmarks.scaling.check_plan [--markdown FILE]
 
 Prints the error of every row. Each group of rows (a table, a system, a network and a precision) has a base: its row
-with the fewest devices, from which the compute time of one device follows. `use` in published_scaling.csv says which
+with the fewest devices, from which the compute time of one device follows. `use` in published.csv says which
 rows are fitted, which are held out, and which are left out because the source contradicts itself.
 """
 
@@ -21,7 +21,7 @@ from reconv.planner.device_kinds import DEVICE_KINDS, DeviceKind
 from reconv.planner.model import FITTED, ScalingParameters, Workload, calibrate, predict_step
 from reconv.planner.step_time import FIXED_FRACTION, FIXED_FRACTION_BATCH, find_network
 
-ROWS = Path(__file__).parent / "published_scaling.csv"
+ROWS = Path(__file__).parent / "published.csv"
 NUM_IMAGES = 1_281_167  # of ImageNet's training set
 _BOUNDS = {"straggler": (0.0, 0.1), "shared_host": (0.0, 0.4), "run_overhead_s": (0.0, 200.0)}
 

@@ -1,6 +1,6 @@
 """Time the metrics of 5,000 synthetic images like COCO's, from padded detections to metrics and error analysis.
 
-    python -m benchmarks.detection_metrics [--images 5000] [--detections 60] [--times 3]
+    python -m benchmarks.detection.metrics [--images 5000] [--detections 60] [--times 3]
 
 The network, box decoding and NMS are left out: detections lie in memory as post-processing returns them, padded to 200.
 """

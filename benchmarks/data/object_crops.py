@@ -1,6 +1,6 @@
 """Cut the objects of a detection dataset out into class folders: photographs to train a classifier on.
 
-    python -m benchmarks.object_crops VOC_OR_COCO OUT [--shortest 144] [--min-side 40] [--quality 80]
+    python -m benchmarks.data.object_crops VOC_OR_COCO OUT [--shortest 144] [--min-side 40] [--quality 80]
 
 Each object that is not difficult, crowded or smaller than --min-side becomes OUT/<split>/<class>/NAME.jpg, with a
 margin of a tenth of its size on each side, scaled so that its shorter side has at most --shortest pixels.

@@ -1,6 +1,6 @@
 """List the kernels of one training step of a recipe on a CUDA GPU, with their times.
 
-    python -m benchmarks.step_kernels RECIPE [--steps 5] [--set A.B=V ...] [--order FILE] [--top 40]
+    python -m benchmarks.training.step_kernels RECIPE [--steps 5] [--set A.B=V ...] [--order FILE] [--top 40]
 
 Steps run on synthetic images that stay on the device, captured as a CUDA graph as in training, under torch's profiler.
 A row is a kernel by name, with its launches in a step and their time, the median over all profiled steps. `--order`
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.train_variants import parse_set
+from benchmarks.training.variants import parse_set
 from reconv.bench.run import bench_args, open_bench_run
 from reconv.build.data import build_train_loader, open_data_context
 from reconv.build.train_state import build_train_state

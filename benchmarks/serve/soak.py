@@ -1,6 +1,6 @@
 """Soak of `reconv serve`: good requests mixed with broken ones, for minutes; every answer is checked.
 
-    python -m benchmarks.serve_soak RUN --minutes 10
+    python -m benchmarks.serve.soak RUN --minutes 10
 
 RUN is a trained classifier. The server runs in a process of its own, with a token. Clients send images and compare each
 answer with that of `Predictor`. Beside them, others send truncated files, pixel bombs, wrong types, large bodies and

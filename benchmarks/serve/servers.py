@@ -1,4 +1,4 @@
-"""The servers that `benchmarks.serve_throughput` compares: how each is started, stopped and asked."""
+"""The servers that `benchmarks.serve.throughput` compares: how each is started, stopped and asked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.http_load import Target
+from benchmarks.serve.http_load import Target
 from reconv.models import build_model
 
 START_LIMIT_S = 180  # of all servers together

@@ -1,6 +1,6 @@
 """Measure how fast `Predictor` is beside a plain torch loop, from JPEG files in memory to the top 5 classes.
 
-    python -m benchmarks.predict_throughput [--device cpu|cuda] [--images DIR] [--models NAME...] [--json FILE]
+    python -m benchmarks.inference.predict [--device cpu|cuda] [--images DIR] [--models NAME...] [--json FILE]
 
 All ways alternate in one process; the table has the median of n windows and the lowest and highest ratio to the first
 way. Networks have random weights and the norm statistics of random images. Without --images, photograph-like JPEG files

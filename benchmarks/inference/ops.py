@@ -1,6 +1,6 @@
 """Time on a CUDA GPU every operation of a network in inference, a convolution with each of its implementations.
 
-    python -m benchmarks.inference_ops MODEL [--batch 256] [--size 224] [--dtype bfloat16]
+    python -m benchmarks.inference.ops MODEL [--batch 256] [--size 224] [--dtype bfloat16]
 
 Prints one line per kind of operation, the longest first: how often it occurs, its milliseconds in all, and the time of
 each implementation of a convolution, marked WRONG where it is off by more than the tolerance. Operations are timed

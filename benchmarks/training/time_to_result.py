@@ -1,6 +1,6 @@
 """Run `reconv train` as a fresh process and print all of it, from process start to process end, as a bar of phases.
 
-python -m benchmarks.time_to_result [--runs 5] [--json FILE] quickstart [OPTIONS OF reconv train]
+python -m benchmarks.training.time_to_result [--runs 5] [--json FILE] quickstart [OPTIONS OF reconv train]
 """
 
 from __future__ import annotations

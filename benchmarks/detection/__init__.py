@@ -1,0 +1,1 @@
+"""Detection metrics beside pycocotools, and evaluations of detectors."""

@@ -1,0 +1,1 @@
+"""Inference: single operations, backends, and predictions from files."""

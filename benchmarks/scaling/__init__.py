@@ -1,0 +1,1 @@
+"""The model of `reconv plan` beside published scaling."""

@@ -1,0 +1,1 @@
+"""`reconv serve` beside LitServe, and long runs of it."""

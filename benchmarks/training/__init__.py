@@ -1,0 +1,1 @@
+"""Training: throughput, time to result, accuracy and its variants, beside other libraries."""
