@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,23 +90,16 @@ trust_option = click.option(
 
 
 class Command(click.Command):
-    """A command with `--debug`; `renamed` maps an earlier name of an option to the one that replaces it."""
+    """A command with `--debug`."""
 
-    def __init__(self, *args: Any, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.renamed = dict(renamed or {})
         self.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, bind_bare_json(args))
-        except click.NoSuchOption as error:
-            successor = self.renamed.get(error.option_name)
-            if successor is None:
-                raise
-            raise click.UsageError(f"{error.option_name} is now {successor}.", ctx) from error
+        return super().parse_args(ctx, bind_bare_json(args))
 
 
 def bind_bare_json(args: Sequence[str]) -> list[str]:

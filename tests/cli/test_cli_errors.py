@@ -169,19 +169,6 @@ def test_a_misspelled_command_gets_a_suggestion(capsys: pytest.CaptureFixture[st
         assert f"'{meant}'" in capsys.readouterr().err
 
 
-def test_a_renamed_option_names_its_successor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @click.command(cls=Command, renamed={"--pictures": "--save-images"})
-    @click.option("--save-images")
-    def draw(save_images: str) -> None: ...
-
-    monkeypatch.setitem(cli.reconv.commands, "draw", draw)
-    assert _code(["draw", "--save-images", "--pictures"]) == ExitCode.OK  # a value, no option
-    assert _code(["draw", "--pictures=here"]) == ExitCode.USAGE
-    assert "--pictures is now --save-images" in capsys.readouterr().err
-
-
 def test_a_folder_that_is_no_run_exits_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.png").touch()
     for args in (["report", str(tmp_path)], ["eval", str(tmp_path)], ["predict", str(tmp_path), "a.png"]):

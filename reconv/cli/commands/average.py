@@ -9,7 +9,7 @@ import click
 from reconv.cli.options import Command, emit_json, json_option, print_line, print_note
 
 
-@click.command(cls=Command, renamed={"--kind": "--mode"})
+@click.command(cls=Command)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--last",

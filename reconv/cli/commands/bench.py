@@ -60,7 +60,7 @@ def bench() -> None:
     """
 
 
-@bench.command("train", cls=Command, renamed={"--peers": "--baselines"})
+@bench.command("train", cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
 @click.option(
     "--input",
@@ -178,7 +178,7 @@ def train(
         print_published(result)
 
 
-@bench.command("infer", cls=Command, renamed={"--answers": "--iterations", "--peers": "--baselines"})
+@bench.command("infer", cls=Command)
 @click.argument("target", metavar="RECIPE|RUN", shell_complete=complete_recipes)
 @click.option(
     "--data", metavar="DIR", type=click.Path(), help="Real images, validation data or any folder: read and decode too."

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MAX_BAD_LISTED = 5
 
 
-@click.command(cls=Command, renamed={"--pictures": "--save-images", "--score": "--min-score"})
+@click.command(cls=Command)
 @click.argument("run", type=click.Path())
 @click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
 @click.option(

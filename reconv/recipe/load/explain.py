@@ -8,7 +8,6 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from reconv.recipe.fields import fields_of, suggest
-from reconv.recipe.load.renamed import renamed_field, renamed_value
 from reconv.recipe.presets import nearest
 from reconv.recipe.units import DURATION
 
@@ -39,9 +38,6 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
     """One message for all errors of one field."""
     name = ".".join(path)
     if any(error["type"] == "extra_forbidden" for error in errors):
-        now = renamed_field(name, _given(errors))
-        if now is not None:
-            return f"{name}: {now}"
         near = suggest(name)
         if near == name:
             nested = " { ".join(f"{key}:" for key in near.split("."))
@@ -99,8 +95,6 @@ def _words(error: ErrorDetails) -> list[str]:
 def _hint(name: str, errors: Sequence[ErrorDetails], given: Any) -> str:
     if not isinstance(given, str):
         return ""
-    if (now := renamed_value(name, given)) is not None:
-        return f"; {given} was renamed to {now}"
     near = nearest(given, [word for error in errors if error["type"] == "literal_error" for word in _words(error)])
     if near:
         return f"; did you mean {near}?"
