@@ -22,11 +22,11 @@ import torch
 from benchmarks.training.variants import parse_set
 from reconv.bench.run import bench_args, open_bench_run
 from reconv.build.data import build_train_loader, open_data_context
-from reconv.build.train_state import build_train_state
 from reconv.data.stage_timing import StageTimes
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import Override
 from reconv.trainer.step import build_train_step
+from reconv.trainer.train_state import build_train_state
 
 WARMUP = 8  # steps: the first three are eager, then the step is captured
 Launch = tuple[str, float]  # name, microseconds

@@ -9,7 +9,6 @@ from torch import nn
 
 from reconv.bench.timing import StepTimer, TimingConfig, Timings, measure
 from reconv.build.data import build_train_loader, open_data_context
-from reconv.build.train_state import build_train_state, parallelize
 from reconv.data.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy
@@ -17,6 +16,7 @@ from reconv.logging.events import Event, LogMessage
 from reconv.logging.run_logger import RunLogger
 from reconv.trainer.prepare import PreparedRun
 from reconv.trainer.step import MicroBatchSize, build_train_step
+from reconv.trainer.train_state import build_train_state, parallelize
 
 
 @dataclass(frozen=True, slots=True)

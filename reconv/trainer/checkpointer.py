@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from reconv.build.code import code_digests
-from reconv.build.train_state import TrainState
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.best import BestCheckpoint, best_evaluation, write_best
 from reconv.checkpoint.run_identity import read_identity
@@ -30,6 +29,7 @@ from reconv.logging.events import CheckpointSaved
 from reconv.recipe.schema import Recipe
 from reconv.trainer.progress import Counters
 from reconv.trainer.step import MicroBatchSize
+from reconv.trainer.train_state import TrainState
 from reconv.trainer.verifier import Finding
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from reconv.build.preprocess import build_eval_preprocess
-from reconv.build.train_state import TrainState
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
@@ -33,6 +32,7 @@ from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.base import Metrics
 from reconv.tasks.evaluation import EvaluationStopped, InferenceStep, RunCaptured, evaluate, merge_ranks
+from reconv.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
     from reconv.trainer.run import TrainingRun

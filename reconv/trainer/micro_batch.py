@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 from reconv.build.checks import memory_estimate
 from reconv.build.data import build_bad_samples, build_train_loader
 from reconv.build.model import build_graph_capture, compiles_network
-from reconv.build.train_state import build_train_state
 from reconv.core.machine import Machine, available_memory_bytes
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
@@ -28,6 +27,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
 from reconv.trainer.step import build_train_step
+from reconv.trainer.train_state import build_train_state
 
 if TYPE_CHECKING:
     from reconv.trainer.prepare import PreparedRun

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reconv.build.train_state import TrainState
 from reconv.logging.events import TrainProgress
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.trainer.step import StepResult
+from reconv.trainer.train_state import TrainState
 
 if TYPE_CHECKING:
     from reconv.trainer.run import TrainingRun

@@ -30,7 +30,6 @@ from reconv.build.init_weights import check_init
 from reconv.build.model import build_graph_capture
 from reconv.build.task import build_loss, check_class_weights, check_metric
 from reconv.build.teacher import read_teacher
-from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_identity import RunIdentity, read_identity, write_identity
 from reconv.checkpoint.store import folder_name
@@ -84,6 +83,7 @@ from reconv.trainer.prepare import PreparedRun, local_out, prepare_run, print_ea
 from reconv.trainer.progress import Counters, ProgressLogger
 from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step, out_of_memory_error
 from reconv.trainer.stop import StopAfter, StopSignal
+from reconv.trainer.train_state import TrainState, build_train_state
 from reconv.trainer.verifier import Verifier
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from reconv.trainer.progress import Counters, ProgressSums
 from reconv.trainer.step import StepResult, TrainStep
 
 if TYPE_CHECKING:
-    from reconv.build.train_state import TrainState
     from reconv.trainer.run import TrainingRun
+    from reconv.trainer.train_state import TrainState
 
 SAMPLE_STEPS = 100  # of these one is computed again: a fault that stays is found within as many steps
 MAX_FINDINGS = 2  # at one rank

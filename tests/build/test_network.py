@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from reconv.build.model import build_network, uses_fused_kernels, uses_max_pool_kernels
-from reconv.build.train_state import training_kernels
 from reconv.core.errors import RecipeError, UsageError
 from reconv.data.transforms.device import TrainPreprocess
 from reconv.device import open_device
@@ -14,6 +13,7 @@ from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
+from reconv.trainer.train_state import training_kernels
 
 
 class Gpu:

@@ -17,7 +17,6 @@ from reconv.bench.run import bench_args, open_bench_run
 from reconv.bench.timing import StepTimer
 from reconv.build.data import build_eval_loader, build_train_loader
 from reconv.build.model import build_graph_capture
-from reconv.build.train_state import build_train_state
 from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import BlockingTransfer
@@ -28,6 +27,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.trainer.evaluator import Evaluator
 from reconv.trainer.run import TrainingRun
 from reconv.trainer.step import build_train_step
+from reconv.trainer.train_state import build_train_state
 
 RECIPE, BATCH, STEPS = "resnet50-habana-1card-bf16", 128, 10
 WARM_STEPS = 5

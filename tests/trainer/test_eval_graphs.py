@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from reconv.build.data import build_eval_loader
-from reconv.build.train_state import TrainState, build_train_state
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.core.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -28,6 +27,7 @@ from reconv.metrics.topk import ClassificationMetrics
 from reconv.tasks.evaluation import InferenceStep, evaluate
 from reconv.trainer.evaluator import EvalGraphs, Evaluator
 from reconv.trainer.run import TrainingRun
+from reconv.trainer.train_state import TrainState, build_train_state
 
 from .conftest import Parts, batch
 

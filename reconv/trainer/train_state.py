@@ -1,4 +1,4 @@
-"""The training state: a network with its task, optimizer and EMA, and the training step on them.
+"""The training state: a model on its device with its task, optimizer and EMA, and how ranks share a step of it.
 
 A resumed run is built from its recipe exactly like a new one, and then loads the tensors of the checkpoint.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +51,8 @@ from reconv.optim.lr_schedule import LrSchedule
 from reconv.optim.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from reconv.trainer.imported_state import ImportedState
-    from reconv.trainer.prepare import PreparedRun
+from reconv.trainer.imported_state import ImportedState
+from reconv.trainer.prepare import PreparedRun
 
 _SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
 
