@@ -1,4 +1,8 @@
-"""Writes checkpoints in a background thread while training continues."""
+"""Writes checkpoints in a background thread while training continues.
+
+A save copies the state. One thread writes it: files, then the manifest, fsync, rename; then `best.json`, then
+retention (tests/faults/test_interrupted_saves.py).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 A checkpoint's `state.json` has the evaluations of all steps before it and which metric of which weights decides.
 `best.json` repeats the result for people and other programs. Nothing here reads it as the truth: a run that is killed
 between a save and the write of `best.json` leaves one that is out of date.
+
+So `best.json` and retention are done again at every start and end, from the history in the newest checkpoint
+(tests/checkpoint/test_best_checkpoint.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Finds what RUN on the command line is: a run directory, a directory of runs, a checkpoint or a weights file.
 
 A checkpoint is fully verified before it is returned. One inside a run must be the run's own.
+
+Readers take no lock: when retention deletes what they chose, they choose again
+(tests/faults/test_retention_while_reading.py).
 """
 
 from __future__ import annotations

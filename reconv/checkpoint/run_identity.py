@@ -1,6 +1,9 @@
 """`run.json`: which run a directory belongs to, and with which recipes it was trained.
 
 Every checkpoint has both in its manifest, so that one of another run or recipe is not mistaken for the run's own.
+
+A checkpoint elsewhere than it says is refused, and never deleted (tests/checkpoint/test_run_identity.py,
+tests/faults/test_untrue_checkpoints.py).
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 With it, `reconv eval weights.safetensors` needs no recipe. The text is JSON under the key `reconv`. It holds no paths,
 times or settings of training, so equal weights of equal networks give equal files. A file may come from a stranger:
 what is read here is data, bounded in size and checked against the recipe schema.
+
+Preprocessing is saved with every model and used by evaluation and prediction
+(tests/checkpoint/test_weights_metadata.py).
 """
 
 from __future__ import annotations

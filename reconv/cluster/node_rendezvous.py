@@ -4,6 +4,9 @@ A store in a process of its own (`reconv rendezvous`) holds, for each node, a re
 When no node trains any more, the oldest one that is alive writes the roster of the next round: the nodes, their
 addresses and their ranks. A record counts by the changes that others see in it, not by clocks. Everything is JSON,
 signed with the secret of the run; anything else in the store is ignored.
+
+Ranks exist only within a round. The lock of the run directory keeps the ranks of two rounds apart
+(tests/external/test_elastic_nodes.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Your own code: what a recipe names by import path (`my_pkg.nets:make`, `./nets.py:make`), and what Python passes in.
 
 Code is imported by `load_object` and nowhere else. An exception in it becomes a `CustomCodeError` that shows its line.
+
+`train` imports what its recipe names, on every rank and before there is a run directory. `eval`, `predict`, `resume`,
+`bench infer` and teachers import what a saved recipe names only with the user's trust (`require_trust`, called
+wherever a saved recipe is read). A checkpoint's `state.json` has the sha256 of the files (`code`).
+tests/laws/test_law_own_code.py and tests/core/test_custom_code.py prove it.
 """
 
 from __future__ import annotations

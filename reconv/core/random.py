@@ -1,6 +1,9 @@
 """Stateless random numbers: each is a hash of (seed, stream, counters).
 
 The same arguments give the same numbers on every machine, in every worker and with every numpy version.
+
+No generator state exists: a checkpoint holds counters and tensors, and seeking to a step is free
+(tests/laws/test_law_resume.py).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Schedulers announce the end of a job by different ones: Kubernetes by SIGTERM, Slurm by the one in `--signal` (often
 SIGUSR1), others by SIGUSR2 or SIGXCPU; a terminal that closes sends SIGHUP. A further one can be named in the
 environment, which reaches every process of a run.
+
+Data workers ignore them: the rank that started the workers ends them.
 """
 
 from __future__ import annotations

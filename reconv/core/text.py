@@ -2,6 +2,10 @@
 
 Control characters would act on the terminal, newlines would forge lines of output, and bidirectional overrides would
 change the order of what is read. All other characters, of any language, stay as they are.
+
+Whatever is printed of names, paths, hosts and keys goes through `printable`: errors, tables and notes of commands,
+console and report. Text of several lines is made by `printable_lines`. JSON output keeps the names
+(tests/cli/test_printable_output.py).
 """
 
 from __future__ import annotations

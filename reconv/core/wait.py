@@ -1,4 +1,7 @@
-"""Waiting for another process with a deadline that is printed while waiting."""
+"""Waiting for another process with a deadline that is printed while waiting.
+
+Such a wait ends with exit code 7.
+"""
 
 from __future__ import annotations
 

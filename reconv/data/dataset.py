@@ -1,6 +1,9 @@
 """Map-style datasets: the protocol, and views that select samples or shift classes.
 
 `dataset[i]` depends on i alone and may be called from many threads at once.
+
+Classes are matched by `class_names` (folder names, wnids). Names for people are display only and change neither order
+nor fingerprint (tests/data/readers/test_class_name_files.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A pure function of (seed, position): seeking to any step costs one shuffle at most, and no sample comes twice in an
 epoch, unless the sampler is balanced or repeats images.
+
+A sample's position is step x global batch + row. With `data.drop_last: true` an epoch has `len // batch` steps;
+otherwise samples continue into the next epoch. A balanced sampler deals the classes in rounds of one sample each, and
+repeated augmentation takes each image of an epoch several times; neither changes the number of samples in an epoch
+(tests/data/test_sampler.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Data parallelism by torch's DistributedDataParallel, and what every data-parallel strategy shares."""
+"""Data parallelism by torch's DistributedDataParallel, and what every data-parallel strategy shares.
+
+Gradients are summed, never averaged: the task's loss is a sum that was divided by the weight of the global batch. N
+ranks agree with one to 1e-12 in float64 after ten steps (tests/laws/test_law_ranks.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Data parallelism that adds gradients in group order, so that any number of ranks gives the bits of one process."""
+"""Data parallelism that adds gradients in group order, so that any number of ranks gives the bits of one process.
+
+Each group is a forward and backward pass of its own, and gradients are added in group order, from rank to rank
+(tests/laws/test_law_ranks.py).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 Rank r holds stage r mod p of replica r div p of the model, where p is the number of stages. After a step every rank has
 the gradients and buffers of the whole model, so optimizer, EMA, evaluation and checkpoints are those of data
 parallelism.
+
+A pipeline replaces the forward and backward pass of a step and nothing else: bitwise on one replica on the CPU, to
+1e-12 in float64 on several (tests/laws/test_law_pipeline.py).
 """
 
 from __future__ import annotations

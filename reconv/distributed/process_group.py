@@ -2,6 +2,10 @@
 
 torch.distributed is used in `distributed_group`, which is loaded only when there is more than one process. Every rank
 makes the same calls in the same order.
+
+Ranks get the groups of a batch in position order. Rank 0 alone resolves the recipe, locks the run directory and reads
+and writes checkpoints; its results and errors reach the others through `on_rank0`
+(tests/laws/test_law_ranks_resume.py).
 """
 
 from __future__ import annotations

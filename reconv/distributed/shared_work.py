@@ -1,4 +1,9 @@
-"""Work that the ranks of a launcher share: each part is done by one of them, and finished parts outlive a kill."""
+"""Work that the ranks of a launcher share: each part is done by one of them, and finished parts outlive a kill.
+
+`data convert`, `data check`, `predict`, `eval` and `average` on several ranks give the output of one process: rank r
+does every r-th part, the parts do not depend on the number of ranks, and rank 0 locks, assembles, writes and prints
+(tests/distributed/test_shared_work.py, tests/inference/test_predict_ranks.py).
+"""
 
 from __future__ import annotations
 

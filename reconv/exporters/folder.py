@@ -1,4 +1,8 @@
-"""The folder of an export: made in a hidden folder beside it, and renamed when it is complete and checked."""
+"""The folder of an export: made in a hidden folder beside it, and renamed when it is complete and checked.
+
+It is called `.NAME.exporting` until then. An export that differs from the trained network leaves `NAME.refused.json`
+alone and exit code 9 (tests/inference/export).
+"""
 
 from __future__ import annotations
 

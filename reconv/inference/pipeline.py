@@ -2,6 +2,8 @@
 
 Which decoder reads an image depends on the image, its position and the batch size, so predictions do not depend on the
 number of threads. Buffers are pinned where the device copies from them, and filled again when that copy is complete.
+
+An image that cannot be read changes no other's bits (tests/inference/test_pipeline.py).
 """
 
 from __future__ import annotations

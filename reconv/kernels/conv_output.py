@@ -1,4 +1,9 @@
-"""A convolution's output on its way to a batch norm, and the state their kernels share. Does not import Triton."""
+"""A convolution's output on its way to a batch norm, and the state their kernels share. Does not import Triton.
+
+`DeferredGradient`: the backward pass of a sum may leave the gradient of a norm's input to the 1x1 convolution before
+that norm; autograd then carries the gradient of the norm's output between the two. So the output of that convolution
+is used by the norm alone, and no hook sees it (tests/kernels/test_conv1x1_norm_backward_ops.py).
+"""
 
 from __future__ import annotations
 

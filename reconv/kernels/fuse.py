@@ -6,6 +6,9 @@ and evaluation outputs stay the same, and a fused model can be copied and pickle
 class of a module is changed in place.
 
 Networks of other packages are recognized by what their blocks compute (`block_graph`), if they have batch norms.
+
+Each kernel equals its reference forward and backward: in Triton's interpreter in tests/kernels, and on a GPU in
+tests/gpu/test_gpu_kernels.py. Kernels read nothing on the host.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A line cut short by a crash is ignored. A line that is damaged, or that this version cannot read, is left out and its
 number kept: reading raises no error. A step that was logged by two attempts counts as the later one has it.
+
+Every start writes an attempt, and readers keep the last attempt of each step. Lines that are left out are named in a
+warning, the report and `summary.json` (`unverified_lines`); no content of the file ends a training or a report, and
+an incomplete last line is removed at the next start (tests/faults/test_malicious_inputs.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The run directory: the paths of its files, the numbering of runs, the lock, and what a killed process left there."""
+"""The run directory: the paths of its files, the numbering of runs, the lock, and what a killed process left there.
+
+docs/reference/run-directory.md lists the files. Nothing that is written is a pickle (tests/test_source.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The logger of a run: events go to `events.jsonl`, the console, the exporters and any other observer."""
+"""The logger of a run: events go to `events.jsonl`, the console, the exporters and any other observer.
+
+Events that cannot be written set `RunLogger.failure`; the loop saves after the step and then raises it
+(tests/faults/test_refused_writes.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The 12 COCO metrics, computed by hotcoco: the results of pycocotools in a fraction of its time."""
+"""The 12 COCO metrics, computed by hotcoco: the results of pycocotools in a fraction of its time.
+
+They equal pycocotools' on stored cases to 1e-6 (tests/metrics/test_coco_eval.py).
+"""
 
 from __future__ import annotations
 

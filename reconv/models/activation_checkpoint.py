@@ -2,6 +2,8 @@
 
 Outputs, gradients and batch norm statistics equal those of the plain pass: random layers depend on keys alone, so a
 recomputed mask is the same.
+
+Batch norm overwrites its record when it is computed again, so a step counts once (tests/laws/test_law_recompute.py).
 """
 
 from __future__ import annotations

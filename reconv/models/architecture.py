@@ -1,6 +1,9 @@
 """Base classes of all architectures: a frozen spec of options, and a network made of named stages.
 
 A spec is checked when it is created. Passing the input through `stages()` in order is the network's forward pass.
+
+State-dict keys are torchvision's and do not depend on norm, padding or fusion (tests/models compares keys and numbers
+of parameters with the published ones).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The layers of a network in order, for learning rates that depend on the depth (layer-wise learning rate decay)."""
+"""The layers of a network in order, for learning rates that depend on the depth (layer-wise learning rate decay).
+
+A parameter's rate is that of the step times a constant of its layer (tests/optim/test_rate_scales.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Gradient clipping: by the norm of the whole gradient, by value, or adaptively (AGC: Brock et al., 2021).
 
 The modes are those of timm's `--clip-mode`.
+
+Gradients are clipped when all ranks hold the whole gradient: after accumulation, reduction and unscaling
+(tests/laws/test_law_clip_grad.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Optimizer state sharded over the ranks: each rank updates its own parameters and broadcasts them to the others.
 
 Weights and saved state are bitwise those of an unsharded optimizer, so a checkpoint can be resumed with any world size.
+
+A shard is whole parameters, and state is gathered for a checkpoint (tests/laws/test_law_optimizer_memory.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Training, evaluation, prediction and teachers all run inside a policy's `autocast`, so that they see the same numbers.
 The loss scale lives on the device and is never read by the host.
+
+Batch norm statistics, losses, EMA and optimizer state are never below float32 (tests/precision).
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ The groups depend on the recipe alone, unless batch.group is `micro`. They go to
 to each or one more to the first ones. A micro-batch is a whole number of groups; the last one of a device may hold
 fewer, and a group that absorbed a remainder of one sample makes its micro-batch one sample larger. With fewer groups
 than devices, each group is divided over an equal number of devices.
+
+Batch norm statistics and mixing partners never leave a group (ghost batch norm), and running statistics are updated
+once per step, by the sample-weighted mean over its groups. So the result does not depend on the number of
+micro-batches and devices (tests/laws/test_law_micro_batches.py). `batch.group: micro` gives this up, and the plan
+says so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A derived value depends on the data, the initial weights and the values that are set, never on the machine, so that a
 run can be resumed elsewhere.
+
+Rank 0 derives them in `resolve_recipe`. Their origin is `derived: ...`; the run's `recipe.yaml` has plain values and
+an empty `derive`, from which a resumed run takes them (tests/build/test_derived_recipe.py).
 """
 
 from __future__ import annotations

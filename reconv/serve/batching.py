@@ -2,6 +2,9 @@
 
 A device that is idle never waits for work that is not there: a batch starts as soon as the device is free, and grows
 only while the device is busy, or for at most `max_wait_s` while images that have arrived are still being decoded.
+
+A batch has jobs with equal options, and a job is never split: the images of one request give the bits of `predict` on
+an idle server (tests/serve/test_batching.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Fair sharing between clients: limits with a part for each of them, and the order in which their work is done."""
+"""Fair sharing between clients: limits with a part for each of them, and the order in which their work is done.
+
+Every image that was reserved in a queue is either submitted or released, also when its client goes away
+(tests/serve/test_fairness.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The models of a server: loaded on each device, run in batches, replaced when their run has a new checkpoint."""
+"""The models of a server: loaded on each device, run in batches, replaced when their run has a new checkpoint.
+
+A request is bound to one loaded checkpoint when it begins. `--follow` replaces the reference, and the old checkpoint
+ends with its last request (tests/serve/test_server_lifecycle.py).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 All accept connections from the same listening socket, so a connection that waits while one of them dies is taken by
 another. The parent serves no requests. Processes are spawned, because CUDA does not work after a fork.
+
+Processes share the listening socket, the counts of their connections and the files of the metrics, nothing else; one
+accepts only when its models are loaded (tests/serve/test_server_processes.py).
 """
 
 from __future__ import annotations

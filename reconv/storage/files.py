@@ -1,4 +1,8 @@
-"""Files that appear under their name only when they are complete and on disk, and errors for a disk that refuses."""
+"""Files that appear under their name only when they are complete and on disk, and errors for a disk that refuses.
+
+A start deletes the temporary files of killed processes; a writer whose file was taken for one writes it again. Whole
+writes that may work a moment later are repeated; an fsync never is (tests/faults/test_refused_writes.py).
+"""
 
 from __future__ import annotations
 

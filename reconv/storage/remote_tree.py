@@ -4,6 +4,10 @@ A tree is a snapshot of a listing: names, sizes and versions, in a folder named 
 listing. Another listing makes another tree, so what a run has opened never changes under it. Images and shards are
 empty files of the right size, whose bytes `remote_file` reads through the `RangeCache`; smaller things such as class
 lists and tables are downloaded.
+
+Every range is read for the version in the listing (If-Match, or compared afterwards), so a replaced object is an
+error and never mixed with the old one (tests/storage/test_remote_tree.py). The empty files have no permissions: only
+`reconv.storage` reads their bytes.
 """
 
 from __future__ import annotations

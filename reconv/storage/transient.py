@@ -2,6 +2,10 @@
 
 A network disk returns EIO, ESTALE or a time-out while its server restarts. Such a call is tried again a few times, with
 a line on stderr; what is then still refused is a fault of the machine, not of the file.
+
+An OSError about the machine rather than the path ends with exit code 6 and the path, wherever it happens: as
+`UnreadableDataError` and `UnreadableRunError` where files are read, by `disk_error` where they are written, by
+`system_error` at the end of a run for the rest (tests/faults/test_refused_writes.py).
 """
 
 from __future__ import annotations

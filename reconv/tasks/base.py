@@ -1,4 +1,9 @@
-"""The interface between the trainer and a task: loss sums in training, metrics in evaluation."""
+"""The interface between the trainer and a task: loss sums in training, metrics in evaluation.
+
+`Task.weight(batch)` is known before the forward pass and `Task.loss(outputs, batch)` returns sums; the training step
+divides once, by the weight of the whole global batch. So micro-batches, ranks and pipelines give the same gradients
+(tests/laws/test_law_micro_batches.py, test_law_ranks.py, test_law_pipeline.py).
+"""
 
 from __future__ import annotations
 

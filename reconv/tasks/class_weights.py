@@ -1,4 +1,8 @@
-"""Weights of classes that make up for their different numbers of samples."""
+"""Weights of classes that make up for their different numbers of samples.
+
+Class weights are float32 numbers that are added in float64, which is exact: their sum does not depend on how a batch
+is split (tests/laws/test_law_losses.py).
+"""
 
 from __future__ import annotations
 

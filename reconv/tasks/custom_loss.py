@@ -2,6 +2,9 @@
 
 Training needs sums over samples, so that micro-batches and ranks give the same gradients. A reduction that can be
 switched off is; one that cannot is recognized by calling the loss with an example batch and with its rows.
+
+A loss that gives no value per sample is recognized before the run starts, and refused where ranks or micro-batches
+would change the result (tests/laws/test_law_own_code.py).
 """
 
 from __future__ import annotations

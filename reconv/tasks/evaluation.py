@@ -1,4 +1,8 @@
-"""The forward pass of inference, and one exact pass over a validation set; training, eval and predict share both."""
+"""The forward pass of inference, and one exact pass over a validation set; training, eval and predict share both.
+
+Detectors are scored on the merged detections of all ranks, never on means of parts. States of metrics are kept over
+whole batches, and merging them in any order gives the same bits (tests/laws/test_law_detection_ranks.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The checkpoints of a run: when one is due, what it contains, and which are kept.
 
 A checkpoint holds the state at the call of `save`, whatever training does while it is written in the background.
+
+Whatever has state has `state_dict()` and `load_state_dict()`; restored tensors take the strides of their parameter
+(tests/laws/test_law_resume_optimizers.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Dry runs: a few steps of a run in a temporary folder, to see whether it works, how fast it is and what it costs.
 
 Nothing is left of a dry run but its result.
+
+It is the same run in a temporary folder, stopped early (tests/trainer/test_dry_run.py).
 """
 
 from __future__ import annotations

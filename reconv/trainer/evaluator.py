@@ -1,6 +1,15 @@
 """The evaluations of a run on its validation set.
 
 Every sample counts once, whatever the batch size and the number of ranks; images that cannot be read are counted.
+
+If training steps are captured, evaluations replay their forward passes too: one graph for raw or EMA weights and
+shape of batch, from the second evaluation on. Weights and running statistics are updated in place and never replaced,
+so that a graph stays valid; weights from a file run eagerly. All graphs of a run are captured by one `CudaGraph` and
+share its memory: outputs are cloned before the next replay. A capture that fails ends no run: evaluations are eager
+from then on (tests/trainer/test_eval_graphs.py).
+
+An evaluation of a part of the data is marked as partial wherever it is shown, and the recipe's expectation is not
+checked against it (tests/trainer/test_evaluator.py).
 """
 
 from __future__ import annotations

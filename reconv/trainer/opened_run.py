@@ -5,6 +5,10 @@ A process looks for it once, reads its recipe once and hashes each byte of its c
 
 A directory that contains a run is written to only with --resume, with a compatible recipe, and by the process that
 holds its lock.
+
+`--resume` takes the newest unfinished run of the recipe, or `--out DIR`; if there is none a new run starts, and a
+finished one exits with 0. Settings that do not determine the result may change (`recipe/load/identity` lists them),
+and epochs may be added; other changes are refused with a list (tests/laws/test_law_resume.py).
 """
 
 from __future__ import annotations

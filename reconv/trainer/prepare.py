@@ -1,5 +1,9 @@
 """The arguments of a run, and all that training and benchmarks set up before there is a run directory: recipe, data,
-plan, device and process group. Nothing is written."""
+plan, device and process group. Nothing is written.
+
+Precision, initial weights and teacher are checked here too, so that a run that cannot be built leaves no directory
+(tests/trainer/test_prepare.py).
+"""
 
 from __future__ import annotations
 

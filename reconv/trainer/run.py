@@ -6,6 +6,9 @@
 
 If planning or building fails, no run directory is created. Once there is one, the run always ends with a `RunEnded`
 event, a summary and a report.
+
+Stopped after any step and resumed, a run ends with the bits of an uninterrupted one, on the CPU with equal threads
+(tests/laws/test_law_resume.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,13 @@
 
 A step never reads a value back to the host. Where the loss or the gradient norm is not finite, no weight, buffer or
 optimizer state changes.
+
+A step depends on its number only through `StepScalars` (step, learning rate, EMA weight). After three eager steps of
+a kind (groups, shapes, dtypes) it is captured as a CUDA graph, with scalars and batch in fixed tensors; a replay
+computes what the eager step would (tests/trainer/test_cuda_graph.py, and tests/gpu/test_gpu_training.py on a device).
+
+A step that does not fit into memory is repeated with micro-batches of half as many groups. Only what comes before the
+update is repeated, so the result does not change (tests/laws/test_law_recompute.py).
 """
 
 from __future__ import annotations

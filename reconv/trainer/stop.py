@@ -3,6 +3,9 @@
 The first signal decides the message. A second Ctrl-C interrupts at once, without a checkpoint; further signals of other
 kinds change nothing, so that a scheduler that sends several does not end the save. The previous handlers are restored
 at the end.
+
+Ranks agree on a stop by an all-reduce that overlaps the next step, so all of them stop after the same one
+(tests/faults/test_stop_signals_end_to_end.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A checkpoint's manifest is uploaded last, so one that has it in the store is complete. Training never waits for the
 store and does not end when it fails: what is missing is tried again at every save and evaluation, and at the end.
+
+A thread of rank 0 writes it, `summary.json` last. A copy that is incomplete at the end is exit code 6; `mirror.json`
+in the run directory names its address (tests/checkpoint/mirror).
 """
 
 from __future__ import annotations

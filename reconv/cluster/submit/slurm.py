@@ -1,4 +1,8 @@
-"""The batch script that trains a run under Slurm until it is finished: a process per device, requeued after a stop."""
+"""The batch script that trains a run under Slurm until it is finished: a process per device, requeued after a stop.
+
+Exit code 75 alone requeues a job, and only while Slurm has it running; preemption, lost nodes and `scancel` are
+Slurm's to decide (tests/external/test_slurm.py).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The destination appears by one rename, complete and with its manifest. A shard counts as done only when its bytes and
 its record are on disk. A killed conversion continues if its plan is the same, and is refused otherwise.
+
+Its bytes depend on data and options alone (tests/data/convert/test_convert.py).
 """
 
 from __future__ import annotations

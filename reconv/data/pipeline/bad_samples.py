@@ -2,6 +2,9 @@
 
 A bad sample is logged once and stays out for the rest of the run, also after a resume. Its replacement is a function
 of (seed, epoch, index) and of which samples are bad; workers, ranks and prefetching change nothing.
+
+A bad sample is decided when steps are handed out in order, so the list in a checkpoint depends on its step alone;
+evaluation leaves such images out and says so (tests/laws/test_law_bad_images.py).
 """
 
 from __future__ import annotations

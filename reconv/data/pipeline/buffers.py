@@ -2,6 +2,8 @@
 
 A buffer is reused only when no array or tensor of its last batch is alive and copies from it have finished, so the
 number of buffers is bounded by how many batches are held at once.
+
+On the CPU the batch is that buffer, without a copy (tests/data/pipeline/test_buffers.py).
 """
 
 from __future__ import annotations

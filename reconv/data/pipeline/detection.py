@@ -2,6 +2,9 @@
 
 Boxes are float32 fractions of the square (left, top, right, bottom), inside it and with an area; labels count from 1;
 all entries from `num_boxes` on are zeros.
+
+A batch has `images` [n, 3, S, S], `boxes` [n, M, 4], `labels` [n, M] (0 is background), `num_boxes` [n] and `indices`
+[n]. Metrics use the dataset's annotations, never the padded batch (tests/data/pipeline/test_detection_pipeline.py).
 """
 
 from __future__ import annotations

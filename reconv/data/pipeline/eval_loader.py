@@ -1,6 +1,8 @@
 """Validation batches: every sample exactly once, in batches fixed by position and dealt whole to ranks.
 
 A loader that is used again may keep the batches of a small set: preprocessing for evaluation is not random.
+
+Several ranks give the bits of one process (tests/laws/test_law_ranks_resume.py).
 """
 
 from __future__ import annotations

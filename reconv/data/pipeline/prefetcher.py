@@ -1,6 +1,8 @@
 """Filling batches ahead of time: tasks for workers, batches being filled, and what to do with rows that fail.
 
 Batches come out in the order they were started, and errors are raised where a batch is waited for.
+
+Batches do not depend on the number or kind of the workers (tests/laws/test_law_resume.py: resume with other workers).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 `host_params` are used where images are decoded, `device_params` where the batch is normalized; the parameters of
 MixUp and CutMix belong to groups of samples and are sampled in `mixup`.
+
+A parameter is a function of (seed, position): nothing that is decoded, and no worker, changes it
+(tests/data/transforms/test_params.py).
 """
 
 from __future__ import annotations

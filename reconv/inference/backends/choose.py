@@ -1,4 +1,9 @@
-"""Choosing the backend of a network: the fastest whose outputs equal those of eager."""
+"""Choosing the backend of a network: the fastest whose outputs equal those of eager.
+
+`eager` is evaluation in training, bit for bit. Any other backend is compared with it when a model is loaded, and used
+within the tolerance of its precision (`precisions`); int8 is judged by accuracy or mAP on held-out images
+(tests/inference/test_backends.py, test_int8_backend.py).
+"""
 
 from __future__ import annotations
 

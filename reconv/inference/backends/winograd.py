@@ -1,4 +1,8 @@
-"""Winograd convolutions for the layers and batches where they are faster than oneDNN's direct ones."""
+"""Winograd convolutions for the layers and batches where they are faster than oneDNN's direct ones.
+
+Which convolutions are Winograd's depends on the shape of a batch alone, never on the number of threads or on timing,
+so that ranks give the bits of one process (tests/inference/test_winograd.py).
+"""
 
 from __future__ import annotations
 

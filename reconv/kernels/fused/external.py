@@ -4,6 +4,9 @@ A block keeps its class as a base, its children and its state; its new class, wh
 what the block computes (`kernels.block_graph`). In training the layers are applied in the order of the graph, with
 norms fused with what follows them. The block's own code runs in evaluation, and whenever the graph may not hold any
 more. A layer with hooks is always called, so that they see what they would see without kernels.
+
+A block runs fused only while it computes what was traced: in training, with its children and numbers unchanged
+(tests/kernels/test_fused_external.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A block output that two others read is a `DualUse`; one that the next block computes with its first convolution is a
 `PendingSum`.
+
+A block of ours returns its sum. Only a fused ResNet's own `features` passes a `PendingSum` from bottleneck to
+bottleneck, and never past a block, layer or convolution with hooks (tests/kernels/test_fused_sum_conv1x1.py).
 """
 
 from __future__ import annotations

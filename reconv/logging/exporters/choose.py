@@ -1,4 +1,8 @@
-"""The exporters a recipe names. One that fails is closed with a warning; the run and the others continue."""
+"""The exporters a recipe names. One that fails is closed with a warning; the run and the others continue.
+
+Text logs are written again from `events.jsonl` at every start. A package that is missing is an error before the run
+directory is made (tests/logging).
+"""
 
 from __future__ import annotations
 

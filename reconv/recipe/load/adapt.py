@@ -10,6 +10,9 @@
 
 Values that a user wrote, in a file or as an option, never change: if they contradict each other, that is an error.
 The intervals of evaluation, saving and logging stay. What was changed is part of the recipe that a run stores.
+
+The rules are functions of recipe and data. A resumed run keeps its own durations if the command gives none
+(tests/recipe/test_adapt.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The routes of the server."""
+"""The routes of the server.
+
+Nothing that a client sends is used as a path, a URL or a label of a metric (tests/serve/test_server_limits.py).
+"""
 
 from __future__ import annotations
 

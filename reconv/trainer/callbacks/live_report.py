@@ -1,4 +1,8 @@
-"""The report of a run that is still running: written when training starts and after evaluations."""
+"""The report of a run that is still running: written when training starts and after evaluations.
+
+It takes at most 1 % of the time. If it cannot be written the run logs a warning and continues; only the last report,
+after `RunEnded`, does not reload itself (tests/trainer/test_live_report.py).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A step is checked while the next one runs, so that the host never waits for the device on every step; before a
 checkpoint is saved all steps have been checked.
+
+Such a step changes nothing: optimizer, batch norm statistics and EMA take the boolean tensor `ok` and select by it
+(tests/trainer/test_nan_guard.py, tests/trainer/test_step.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The end of `model.freeze_until`: from its step on the backbone is trained, too."""
+"""The end of `model.freeze_until`: from its step on the backbone is trained, too.
+
+The optimizer has state for all parameters from the start, and skips those without gradients. When the backbone is
+unfrozen the training step is built again, as for a run that is resumed at that step
+(tests/laws/test_law_frozen_backbone.py).
+"""
 
 from __future__ import annotations
 
