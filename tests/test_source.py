@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -111,6 +112,64 @@ def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
     assert len(texts) > 4000
     banned = [f"{file}: {text}" for text, file in texts if re.split(r"\W", text, maxsplit=1)[0] in BANNED_OPENINGS]
     assert banned == []
+
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def drawn_floors() -> list[set[str]]:
+    """The packages of each floor in ARCHITECTURE.md, from the highest to the lowest."""
+    drawing = ARCHITECTURE.split("\n## Floors\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^    ([a-z]+(?: \| [a-z]+)*)  ", drawing, re.MULTILINE)
+    return [set(row.split(" | ")) for row in rows]
+
+
+def test_the_drawing_of_the_floors_is_the_import_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract["id"] == "floors"]
+    assert not any(":" in layer for layer in layers)  # `:` joins siblings that may import each other
+    floors = [{name.strip().removeprefix("reconv.") for name in layer.split("|")} for layer in layers]
+    assert drawn_floors() == [floor for floor in floors if floor != {"__main__"}]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set().union(*drawn_floors()) == packages
+
+
+def test_the_architecture_fits_on_a_few_screens() -> None:
+    lines = ARCHITECTURE.splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 160] == []
+
+
+def path_tails() -> set[str]:
+    """Every file and folder of the repository, with and without the folders above it: `data/readers/`, `folder.py`."""
+    folders = (PACKAGE, ROOT / "tests", ROOT / "docs", ROOT / "benchmarks", ROOT / "csrc", ROOT / "packaging")
+    paths = [path for folder in folders for path in (folder, *folder.rglob("*"))] + list(ROOT.glob("*.*"))
+    ends = [(path.relative_to(ROOT).parts, "/" if path.is_dir() else "") for path in paths]
+    return {"/".join(parts[start:]) + end for parts, end in ends for start in range(len(parts))}
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths in a text that the repository does not have."""
+    named = re.findall(r"(?<![\w./*-])(?:[\w-]+/)*[\w-]+(?:/|\.(?:py|md|toml|csv))(?![\w*])", text)
+    return sorted({path for path in named if "NAME" not in path} - path_tails())
+
+
+def test_paths_in_the_architecture_exist() -> None:
+    assert missing_paths("`trainer/nowhere.py` and `trainer/loop.py`, in gone/") == ["gone/", "trainer/nowhere.py"]
+    assert len(re.findall(r"\.py\b", ARCHITECTURE)) > 60
+    assert missing_paths(ARCHITECTURE) == []
+
+
+def test_tests_that_docstrings_name_exist() -> None:
+    named = [
+        (file, folder, name)
+        for file in FILES
+        for text in docstrings(file)
+        for folder, names in re.findall(r"(tests/[\w/]*?)/?(test_\w+\.py(?:, test_\w+\.py| and test_\w+\.py)*)", text)
+        for name in re.findall(r"test_\w+\.py", names)
+    ]
+    assert len(named) > 60
+    assert [f"{file}: {folder}/{name}" for file, folder, name in named if not (ROOT / folder / name).is_file()] == []
 
 
 def test_only_the_distributed_package_imports_torch_distributed() -> None:
