@@ -121,5 +121,12 @@ def _init_linear(
 
 
 def _truncated_normal(values: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    """A normal truncated at two standard deviations."""
-    return torch.nn.init.trunc_normal_(values, 0.0, std, -2 * std, 2 * std, generator=generator)
+    """A normal truncated at two standard deviations: values beyond are drawn again.
+
+    torch's `trunc_normal_` draws other values before 2.13; these are the same with every release.
+    """
+    limit = values.new_tensor(2 * std).item()
+    values.normal_(0.0, std, generator=generator)
+    while (beyond := values.abs() > limit).any():
+        values.copy_(torch.where(beyond, torch.empty_like(values).normal_(0.0, std, generator=generator), values))
+    return values
