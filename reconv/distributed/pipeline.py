@@ -172,7 +172,8 @@ class _Stage(nn.Module):
         self._enter(micro_batch)
         with self._autocast():
             output = _run_modules(self._named, values)
-        return _as_tuple(output) if self._loss is None else self._loss(output, micro_batch).reshape(1)
+        # The schedule backpropagates from the loss, whose gradient is 1, and expects the dtype that it was told.
+        return _as_tuple(output) if self._loss is None else self._loss(output, micro_batch).float().reshape(1)
 
 
 def _run_modules(modules: Sequence[tuple[str, nn.Module]], values: tuple[Tensor, ...]) -> Any:
