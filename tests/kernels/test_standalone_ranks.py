@@ -16,10 +16,13 @@ TOLERANCE = 2e-3
 def train(kind: str) -> dict[str, float]:
     """The largest difference of parameters and buffers after two steps, relative to the largest value; and launches."""
     from torch import distributed
+    from triton.runtime import interpreter
 
+    from reconv.core.compat import complete_interpreter
     from reconv.kernels.fused.external import ExternalBlock
     from reconv.kernels.standalone import fuse
 
+    complete_interpreter(interpreter)
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     plain = network("user's")
