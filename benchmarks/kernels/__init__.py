@@ -1,0 +1,1 @@
+"""The training kernels one by one, on a CUDA GPU: `python -m benchmarks.kernels`."""
