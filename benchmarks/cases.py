@@ -163,6 +163,20 @@ def way_rows(content: Any) -> Iterator[Row]:
             yield row
 
 
+def backend_rows(content: Any) -> Iterator[Row]:
+    """The folded backend beside the faster of onnxruntime and OpenVINO, from `benchmarks.inference.winograd`."""
+    names = {"resnet18": "ResNet-18", "resnet50": "ResNet-50", "mobilenet_v2": "MobileNetV2"}
+    for model, batches in content["models"].items():
+        for batch, ways in batches.items():
+            rates = {way: [int(batch) / seconds for seconds in measured] for way, measured in ways.items()}
+            middle = {way: statistics.median(values) for way, values in rates.items()}
+            row = spread(f"{names.get(model, model)}, batch {batch}", rates["winograd"], "images/s")
+            others = {way: f"{middle[way]:.1f}" for way in ("direct", "onnxruntime", "openvino")}
+            labels = {"direct": "without Winograd", "onnxruntime": "onnxruntime", "openvino": "OpenVINO"}
+            fastest = max(middle["onnxruntime"], middle["openvino"])
+            yield replace(row, baseline=fastest, more={labels[way]: text for way, text in others.items()})
+
+
 def server_rows(content: Any) -> Iterator[Row]:
     """Servers in a closed loop beside the fastest LitServe of the precision, from `benchmarks.serve.throughput`."""
     fastest: dict[str, float] = {}
@@ -225,6 +239,17 @@ CASES = {
             sources=("reconv/kernels", "reconv/models", "reconv/inference/backends"),
             rows=inference_rows,
             baseline="torch.compile",
+        ),
+        Case(
+            name="inference-cpu",
+            title="Inference in fp32 on a CPU, per second of CPU time of one thread, 224 px",
+            command="python -m benchmarks.inference.winograd --models resnet50 mobilenet_v2 resnet18 --batches 1 8"
+            " --count 15 --json {json}",
+            hardware="cpu",
+            sources=("reconv/inference/backends", "csrc/winograd"),
+            rows=backend_rows,
+            value="`folded`",
+            baseline="faster of onnxruntime, OpenVINO",
         ),
         Case(
             name="predict-h200",

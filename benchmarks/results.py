@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "docs" / "results" / "data"
-VERSIONED = ("torch", "torchvision", "timm", "triton", "numpy", "pillow")
+VERSIONED = ("torch", "torchvision", "timm", "triton", "numpy", "pillow", "onnxruntime", "openvino")
 DIGEST_LENGTH = 16
 
 
