@@ -88,7 +88,7 @@ class Crossed:
 
 
 def _options(folder: Path, resume: bool = False, **settings: Any) -> Any:
-    """What the command passes on for a short run of the photos."""
+    """The options of a short run on the photographs."""
     from reconv.trainer.options import RunOptions
 
     overrides = tuple((name, value, "traffic") for name, value in {**_SETTINGS, **settings}.items())
@@ -160,7 +160,7 @@ def predict_command(run: str, image: str) -> None:
 
 
 def _resume(folder: Path) -> int:
-    """What a resumed run does that a new one does not: find and check the run, read its checkpoint, restore it."""
+    """Resume a run as far as it differs from a new one: find and check it, read its checkpoint, restore it."""
     from reconv.trainer import opened_run
     from reconv.trainer.run import TrainingRun
 

@@ -1,4 +1,4 @@
-"""What vendors have published, by chip, beside one H200 and what is predicted: the tables of two pages.
+"""Figures that vendors have published, by chip, beside one H200 and predictions: the tables of two pages.
 
 `docs/results/vendors.md` has the newest figures of training, `reference/published-figures.md` of the site all of them.
 
@@ -53,7 +53,7 @@ _BATCHES = {"efficientnet_b4": 64, "ssd_resnet34": 128}  # of one H200, as measu
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the rows and the cells of a table are."""
+    """The rows and the cells of a table."""
 
     kinds: tuple[str, ...]
     row: Callable[[Figure], tuple[str, ...]]  # the leading cells, which name a row
@@ -148,7 +148,7 @@ def _our_training() -> Iterator[tuple[tuple[str, ...], str, str]]:
 
 
 def _our_overview() -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Those in half precision of one and eight devices, from any program."""
+    """Published figures in half precision of one and eight devices, from any program."""
     for (_, network, precision, devices), column, text in _our_training():
         if precision == "half" and devices in ("1", "8"):
             yield (network, devices), column, text
@@ -201,7 +201,7 @@ def _programs(kinds: tuple[str, ...]) -> list[tuple[tuple[str, str], str]]:
 
 @cache
 def _predictions(network: str, precision: str, vendor: str, epochs: int | None = None) -> list[ClusterPrediction]:
-    """What `reconv plan` says of the vendor's recipe on H200s, at the batch of one H200; empty if there is none."""
+    """The prediction of `reconv plan` for the vendor's recipe on H200s, at the batch of one H200; empty if there is none."""
     pattern = _RECIPES.get((network, vendor))
     if pattern is None or precision not in ("half", "tf32", "fp32"):
         return []

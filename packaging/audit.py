@@ -17,7 +17,7 @@ _NOT_AUDITED = "packages were not audited: the vulnerability service cannot be r
 
 
 def judge(stdout: str, stderr: str) -> tuple[str, int]:
-    """What to print about the output of `pip-audit --format json`, and the exit code."""
+    """The lines to print about the output of `pip-audit --format json`, and the exit code."""
     try:
         dependencies = json.loads(stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):

@@ -65,7 +65,7 @@ class Outcome:
 
     @classmethod
     def of(cls, report: Path) -> Outcome:
-        """Those of pytest's JUnit XML. An error in a teardown counts as a failure beside the test that passed."""
+        """Counts from pytest's JUnit XML. An error in a teardown counts as a failure beside the test that passed."""
         (suite,) = ElementTree.parse(report).iter("testsuite")
         count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
         failed = count["failures"] + count["errors"]

@@ -31,7 +31,7 @@ HEADER = """\
 
 
 def resolve(torch: str) -> list[str]:
-    """What pip would install into an empty environment, `name==version` each."""
+    """The packages that pip would install into an empty environment, as `name==version`."""
     target = f"{ROOT}[{','.join(EXTRAS)}]"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")

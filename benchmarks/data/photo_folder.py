@@ -30,7 +30,7 @@ def write_crop(job: tuple[int, Path, Path], size: int, quality: int) -> None:
 
 
 def crop_jobs(images: list[Path], out: Path, num_classes: int, counts: dict[str, int]) -> list[tuple[int, Path, Path]]:
-    """What to crop, and where to: OUT/SPLIT/CLASS/NUMBER.jpg."""
+    """A crop to make, and its file: OUT/SPLIT/CLASS/NUMBER.jpg."""
     jobs: list[tuple[int, Path, Path]] = []
     for split, count in counts.items():
         for name in range(num_classes):

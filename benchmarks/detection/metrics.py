@@ -84,7 +84,7 @@ def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) ->
 
 
 def random_truth(random: np.random.Generator, index: int) -> Annotation:
-    """As many boxes as in COCO, of frequent and rare classes; one in a hundred images has none."""
+    """Random boxes, as many as in COCO, of frequent and rare classes; one in a hundred images has none."""
     height, width = random.integers(240, 640, 2)
     count = 0 if random.random() < 0.01 else random.poisson(7.3)
     sides = np.minimum(np.exp(random.uniform(np.log(8), np.log(300), (count, 2))), (width - 1, height - 1))

@@ -95,7 +95,7 @@ def note(text: str) -> None:
 
 
 def plain_loop(predictor: Predictor, batch: int, device: str, threads: int = 0, network: Any = None) -> Way:
-    """What one writes by hand: Pillow, a float tensor per image, the network, softmax and topk; batch after batch."""
+    """The usual hand-written loop: Pillow, a float tensor per image, the model, softmax and topk; batch after batch."""
     preprocess, model = predictor.recipe.data.preprocess, predictor.module if network is None else network
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     pool = ThreadPoolExecutor(threads) if threads else None

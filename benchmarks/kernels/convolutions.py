@@ -85,7 +85,7 @@ class DepthwiseTensors:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of F.conv2d."""
+        """Keywords of F.conv2d."""
         return {"stride": self.stride, "padding": self.weight.shape[-1] // 2, "groups": len(self.weight)}
 
     def cudnn(self, way: str) -> object:

@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(slots=True)
 class LoadResult:
-    """What happened in the measured window: latencies of good answers, failures, and the labels of each image."""
+    """The measured window: latencies of good answers, failures, and the labels of each image."""
 
     window_s: float
     latencies_s: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent to a server: `clients` for a closed loop, `rate_per_s` for an open one."""
+    """The load on a server: `clients` for a closed loop, `rate_per_s` for an open one."""
 
     target: Target
     images: Sequence[bytes]

@@ -251,7 +251,7 @@ BAD: dict[str, Callable[[Soak, random.Random], Outcome]] = {
 
 @dataclass(frozen=True)
 class Usage:
-    """What the server's process uses."""
+    """Resources that the server's process uses."""
 
     memory_mib: float
     threads: int
@@ -299,7 +299,7 @@ def run_soak(soak: Soak, process: subprocess.Popen[bytes], minutes: float, clien
 
 
 def check_end(soak: Soak, process: subprocess.Popen[bytes], usages: list[Usage]) -> list[str]:
-    """What is wrong at the end."""
+    """Problems found at the end."""
     problems = [f"wrong: {count} x {text}" for text, count in Counter(soak.wrong).most_common()]
     if process.poll() is not None:
         return [*problems, f"the server has ended with {process.returncode}"]

@@ -47,7 +47,7 @@ SEARCH_FRACTIONS = (1.05, 0.95, 0.85, 0.75, 0.65, 0.5)  # of a server's own capa
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long and how hard is measured."""
+    """Length and load of a measurement."""
 
     clients: int
     processes: int

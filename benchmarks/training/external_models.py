@@ -103,7 +103,7 @@ def noted_failure(way: str, row: dict[str, Any]) -> Iterator[None]:
 
 
 def swapped(network: str) -> dict[str, int]:
-    """How many modules of each class `fuse` swaps."""
+    """Numbers of modules that `fuse` swaps, by class."""
     with torch.device("meta"):
         model = build_model(network, num_classes=1000)
     before = [type(module) for module in model.modules()]

@@ -65,7 +65,7 @@ READY_S = 120  # limit for the imports of a process
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is measured of one network, and the folder with its caches."""
+    """The measurement of one model, and the folder with its caches."""
 
     network: str
     ways: tuple[str, ...]
@@ -136,12 +136,12 @@ class Loop:
 
 
 def is_fused(way: str) -> bool:
-    """Whether a way has fused kernels."""
+    """True for a way with fused kernels."""
     return way.split("+")[0] in (FUSE, ALL)
 
 
 def changes(task: Task, way: str) -> bool:
-    """Whether a way differs from others: something is fused, and with `all` more than without."""
+    """True if a way differs from others: something is fused, and with `all` more than without."""
     import timm
 
     import reconv
@@ -213,7 +213,7 @@ def throughput(task: Task, way: str) -> dict[str, Any]:
 
 
 def fused_facts(loop: Loop) -> dict[str, Any]:
-    """How many modules were fused, and what the report says of the others."""
+    """The number of fused modules, and the report's words about the others."""
     report = loop.report
     return {} if report is None else {"fused": len(report.fused), "report": str(report).splitlines()}
 

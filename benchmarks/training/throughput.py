@@ -83,7 +83,7 @@ Measured = tuple[dict[str, Any], list[str]]  # a row, and notes on what could no
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process measures; `peaks` by precision: operations and bytes per second."""
+    """The measurements of one process; `peaks` by precision: operations and bytes per second."""
 
     recipe: str  # with its own overrides after plus signs
     batch: int

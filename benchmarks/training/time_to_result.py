@@ -79,7 +79,7 @@ def time_process(train: Sequence[str], out: Path) -> TimedProcess:
 
 
 def last_step_time_s(run: Path) -> float:
-    """When the last step, or the evaluation that followed it, was logged."""
+    """The time at which the last step, or the evaluation that followed it, was logged."""
     events = read_events(run / "events.jsonl")
     return max(e.time_s or 0.0 for e in events if isinstance(e, TrainProgress | EvalFinished))
 

@@ -42,7 +42,7 @@ from reconv.recipe.loader import Override, load
 
 @dataclass
 class Result:
-    """What one run reached."""
+    """The result of one run."""
 
     name: str
     metric: str

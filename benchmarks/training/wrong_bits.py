@@ -130,7 +130,7 @@ def _rank(pipe: Any, variables: Mapping[str, str], args: tuple[Any, ...]) -> Non
 
 
 def _in_ranks(size: int, folder: Path, flip: Flip | None, settings: Mapping[str, str], device: str) -> Record:
-    """What rank 0 says of a training in several processes; `struck` is of all."""
+    """The report of rank 0 on a training in several processes; `struck` is of all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["reconv.api", "reconv.distributed.torch_group", "torch._dynamo"])
     with socket.socket() as probe:
@@ -210,7 +210,7 @@ def soak(nets: Mapping[str, Mapping[str, str]], runs: Runs, steps: int, log: Cal
 
 
 def survived(record: Record) -> bool:
-    """Whether a run ended as it should."""
+    """True if a run ended as it should."""
     if record["part"] == "soak":
         return not record["found"] and not record["error"]
     if record["part"] in ("persistent", "fixed"):

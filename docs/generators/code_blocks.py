@@ -70,7 +70,7 @@ def code_blocks(page: Path) -> Iterator[CodeBlock]:
 
 
 def _in_list(lines: list[str], number: int) -> bool:
-    """Whether an indented line is text of a list item or a note, and not code."""
+    """True if an indented line is text of a list item or a note, and not code."""
     start = next((line for line in reversed(lines[:number]) if line.strip() and not line.startswith("  ")), "")
     is_deep = lines[number].startswith("       ")
     return not is_deep and bool(re.match(r"(?:[-*] |\d+\. |!!! )", start))
@@ -121,7 +121,7 @@ def _commands_of(line: str) -> Iterator[list[str]]:
 
 
 def count() -> dict[str, int]:
-    """How many blocks are run, checked or neither."""
+    """Numbers of blocks that are run, checked or neither."""
     counts: Counter[str] = Counter()
     for page in pages():
         blocks = list(code_blocks(page))

@@ -48,7 +48,7 @@ have no effect, and the row says why.
 
 @cache
 def outcomes() -> Mapping[str, Sequence[FlagOutcome]]:
-    """What becomes of the flags of each program, by its name; flags that two programs share are listed once."""
+    """The translation of each program's flags, by its name; flags that two programs share are listed once."""
     found: dict[str, Sequence[FlagOutcome]] = {}
     for program in PROGRAMS:
         base = next((other for other in PROGRAMS if other.name == SAME_FLAGS.get(program.name)), None)

@@ -1,4 +1,4 @@
-"""What the pages of a built site would request from other hosts when they are read: python outside_requests.py SITE
+"""Requests to other hosts that the pages of a built site would make when they are read: python outside_requests.py SITE
 
 Links that a reader follows are fine; scripts, styles, fonts, images, frames and fetches from elsewhere are not. The
 theme's script can load Mermaid, but only for a diagram, which counts as a request here.

@@ -140,7 +140,7 @@ class RunClock:
 
     @property
     def wait_s(self) -> float:
-        """Of `train_s`, seconds spent waiting for data."""
+        """Seconds of `train_s` spent waiting for data."""
         self._subtract_overlaps()
         return self._wait_s
 

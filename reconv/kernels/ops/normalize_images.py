@@ -50,7 +50,7 @@ def normalize_and_mix(
     cutmix: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """As `normalize_images`, then MixUp, then CutMix.
+    """`normalize_images`, then MixUp, then CutMix.
 
     `mixup` has each image's partner, relative to its own row, and its own weight; `cutmix` its partner and the box
     (left, top, right, bottom) that the partner fills. Offsets and boxes are int64.

@@ -29,7 +29,7 @@ _TAPS: tl.constexpr = tl.constexpr(9)
 
 @triton.jit
 def _indices(COUNT: tl.constexpr, BLOCKS: tl.constexpr):
-    """Of each row of a load tensor [count * blocks * 8 * 4, values], the four indices [rows, 1]."""
+    """The four indices [rows, 1] of each row of a load tensor [count * blocks * 8 * 4, values]."""
     row = tl.arange(0, COUNT * BLOCKS * 32)[:, None]
     return row // (BLOCKS * 32), row // 32 % BLOCKS, row // 4 % 8, row % 4
 

@@ -91,7 +91,7 @@ def normalize_and_mix(
     CHANNELS: tl.constexpr, FLIPS: tl.constexpr, MIXUP: tl.constexpr, CUTMIX: tl.constexpr,
     RUN: tl.constexpr, RUNS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """As `normalize`, then MixUp with the image `mixup_offsets` further, then CutMix: inside of its box an image is
+    """`normalize`, then MixUp with the image `mixup_offsets` further, then CutMix: inside of its box an image is
     the mixed one `cutmix_offsets` further.
     """
     sample = tl.program_id(1)
