@@ -201,7 +201,7 @@ def _programs(kinds: tuple[str, ...]) -> list[tuple[tuple[str, str], str]]:
 
 @cache
 def _predictions(network: str, precision: str, vendor: str, epochs: int | None = None) -> list[ClusterPrediction]:
-    """The prediction of `reconv plan` for the vendor's recipe on H200s, at the batch of one H200; empty if there is none."""
+    """Predictions of `reconv plan` for the vendor's recipe on H200s, at the batch of one H200; empty if it has none."""
     pattern = _RECIPES.get((network, vendor))
     if pattern is None or precision not in ("half", "tf32", "fp32"):
         return []

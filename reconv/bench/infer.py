@@ -70,7 +70,7 @@ def bench_infer(
         raise UsageError(
             "the recipe sets the dtype of single operations",
             where="precision.ops",
-            why="bench infer runs the whole network in one dtype",
+            why="bench infer runs the whole model in one dtype",
             hint="--set precision.ops.float32=[] --set precision.ops.low_precision=[]",
         )
     preprocess = recipe.data.preprocess

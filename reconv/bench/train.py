@@ -59,7 +59,7 @@ def _check_can_measure(
     if pipeline > 1:
         raise UsageError(
             f"parallel.pipeline_stages {pipeline}: bench train does not measure pipelines",
-            why="it compares with one device, which does not hold the whole network",
+            why="it compares with one device, which does not hold the whole model",
             hint=f"measure the speed of a pipeline with: reconv train {recipe} --devices N --dry-run 20",
         )
 

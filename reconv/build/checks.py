@@ -115,7 +115,7 @@ def _check_logits(model: nn.Module, recipe: Recipe, num_classes: int) -> None:
         found = f"a tensor {list(logits.shape)}" if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         raise UsageError(
             f"{name} returns {found} for images {[2, *image_shape(recipe)]}",
-            why=f"in evaluation a network returns logits [images, classes], here [2, {num_classes}]",
+            why=f"in evaluation a model returns logits [images, classes], here [2, {num_classes}]",
             hint="use the argument num_classes for the size of its last layer",
         )
 

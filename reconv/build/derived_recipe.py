@@ -71,7 +71,7 @@ def load_derived(
         return DerivedRecipe(resolved)
     if resumed is not None:
         resolved = load(name, overrides, _kept(resolved, resumed))
-        note = "values derived from the data are those of the run that is resumed"
+        note = "values derived from the data are taken from the resumed run"
         return DerivedRecipe(replace(resolved, notes=(note, *resolved.notes)))
     if is_import_path(recipe.data.source):  # of your own code only the dataset is imported here
         add_code_path(recipe)

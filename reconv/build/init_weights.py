@@ -100,10 +100,10 @@ def _check_report(recipe: Recipe, report: LoadReport, path: Path) -> None:
     report.check_any(str(path))
     if report.is_mostly_new and (recipe.model.freeze_backbone or recipe.model.freeze_until != "off"):
         raise CheckpointError(
-            "the initial weights are of another network: most frozen layers would keep random weights",
+            "the initial weights are those of another model: most frozen layers would keep random weights",
             where=str(recipe.model.init),
             why=str(report),
-            hint="use weights of this network, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
+            hint="use weights of this model, or freeze nothing: leave --freeze out, or --set model.freeze_until=off",
         )
 
 
@@ -129,7 +129,7 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Ca
     # SSD's published backbone pads its strided convolutions explicitly, as torch does, and its max-pool is SAME here.
     if is_tensorflow(path) and recipe.task != "detection" and recipe.model.options.get("padding") != "same":
         notes.append(
-            "if the TensorFlow network pads strided convolutions with SAME (Habana's ResNeXt, Graphcore's CNNs), it "
+            "if the TensorFlow model pads strided convolutions with SAME (Habana's ResNeXt, Graphcore's CNNs), it "
             "needs --set model.options.padding=same; TensorFlow's official ResNets pad them explicitly and need nothing"
         )
     return notes

@@ -81,9 +81,9 @@ def identify(tensors: Mapping[str, Tensor], path: Path) -> str:
     found = [name for name in model_names() if _is_of(name, tensors)]
     if len(found) == 1:
         return found[0]
-    why = f"its tensors fit {', '.join(found)}" if found else "its tensors are those of no network here"
+    why = f"its tensors fit {', '.join(found)}" if found else "no model here has tensors of these names and shapes"
     raise UsageError(
-        "the network of this weights file cannot be identified",
+        "the model of this weights file cannot be identified",
         where=str(path),
         why=why,
         hint=f"add --model NAME, as in --model {found[0] if found else 'resnet50'}",

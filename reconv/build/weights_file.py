@@ -46,8 +46,8 @@ def read_weights_file(
         return _without_metadata(path, tensors, published.recipe, published.num_classes)
     if metadata is None:
         raise UsageError(
-            f"{path} does not say which network it belongs to",
-            why="weights files of Reconv do; files of other programs hold tensors alone",
+            f"{path} does not say which model it belongs to",
+            why="weights files of Reconv do; files of other programs hold only tensors",
             hint="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
     allow_code(metadata.recipe, trust_code, path, model)

@@ -180,7 +180,7 @@ def _other_format(path: Path, found: object) -> CheckpointError:
         f"{path.name} has format {found}, but Reconv {__version__} reads format {FORMAT}",
         where=str(path),
         why="another version of Reconv wrote this checkpoint; state.json says which",
-        hint="use that version; or use its weights alone: --init with the path of its model.safetensors",
+        hint="use that version; or use only its weights: --init with the path of its model.safetensors",
     )
 
 

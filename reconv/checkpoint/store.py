@@ -425,12 +425,14 @@ def _read_state(path: Path, manifest: Manifest, files: FileSystem) -> dict[str, 
 
 def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) -> None:
     """Raise `MisplacedCheckpointError` unless a checkpoint is of the run and the step that its place says."""
-    elsewhere = "move it out of this run; there it can be evaluated, or be what a new run starts from with --init"
+    elsewhere = (
+        "move it out of this run: then `reconv eval` can evaluate it, and a new run can start from it with --init"
+    )
     if identity is not None and manifest.run_id != identity.run_id:
         raise MisplacedCheckpointError(
             f"{path.name} is a checkpoint of another run",
             where=str(path),
-            why=f"its run id is {manifest.run_id or 'empty'}, and that of this run is {identity.run_id}",
+            why=f"its run id is {manifest.run_id or 'empty'}, this run's is {identity.run_id}",
             hint=elsewhere,
         )
     if identity is not None and manifest.recipe_digest not in identity.recipe_digests:

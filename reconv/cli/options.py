@@ -120,7 +120,7 @@ _HINTS = {
     "runs": "`reconv status` lists the runs",
     "list": "`reconv recipes` lists the recipes, `reconv status` the runs",
     "ls": "`reconv recipes` lists the recipes, `reconv status` the runs",
-    "models": "`reconv recipes --all` lists the networks with their recipes",
+    "models": "`reconv recipes --all` lists the models with their recipes",
     "compare": "`reconv report RUN RUN` compares runs",
     "info": "`reconv inspect PATH` describes a run or a file, `reconv doctor` this machine",
     "version": "`reconv --version` prints the version",
@@ -285,14 +285,14 @@ def network_options(command: CommandFunction) -> CommandFunction:
             type=click.Choice(["auto", "fp32", "bf16", "fp16", "int8"]),
             default="auto",
             show_default=True,
-            help="Precision of the network [auto: as trained, where the device is fast in it; int8: CPUs].",
+            help="Precision of the model [auto: as trained, if the device is fast in it; int8: CPUs].",
         ),
         click.option(
             "--backend",
             type=click.Choice(["auto", "eager", "folded", "fused", "onnxruntime"]),
             default="auto",
             show_default=True,
-            help="How the network runs: eager is as in training, bit for bit; auto is the fastest that equals it.",
+            help="How the model runs: eager is as in training, bit for bit; auto is the fastest that equals it.",
         ),
     ):
         command = option(command)

@@ -67,8 +67,8 @@ class ExportTarget:
 
 
 _TORCH = torch.__version__.partition("+")[0]
-_WEIGHTS = "the weights alone; run.py builds the network and normalizes the uint8 images"
-_IN_FILE = "the network and the normalization; it takes uint8 images"
+_WEIGHTS = "only the weights; run.py builds the model and normalizes the uint8 images"
+_IN_FILE = "the model and the normalization; it takes uint8 images"
 
 TARGETS: Mapping[str, ExportTarget] = {
     target.name: target

@@ -116,7 +116,7 @@ def activation_maps(model: nn.Module, images: Tensor, labels: Sequence[int]) -> 
     found = search.found
     if found is None or not isinstance(logits, Tensor) or not logits.requires_grad:
         raise UsageError(
-            "this network has no class activation map",
+            "this model has no class activation map",
             why="its logits do not come from a map of positions, as those of convolutional networks do",
         )
     maps = []

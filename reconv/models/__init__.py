@@ -130,7 +130,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             why=f"did you mean {close[0]}?" if close else "",
             hint="choose one of: "
             + ", ".join(_SPECS)
-            + "; or timm:NAME, torchvision:NAME, or your own by import path, as in my_pkg.nets:make",
+            + "; or timm:NAME, torchvision:NAME, or a custom one by import path, as in my_pkg.nets:make",
         )
     valid = [field.name for field in fields(spec)]
     unknown = sorted(set(options) - set(valid))
@@ -148,7 +148,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             raise UsageError(
                 f"model option {option} has no effect with norm: {whole.norm}",
                 why=f"it belongs to {' and '.join(norms)}",
-                hint=f"leave it out, or --set model.options.{option}=null where a recipe gives it",
+                hint=f"leave it out, or --set model.options.{option}=null if a recipe sets it",
             )
     return whole.with_groups()
 

@@ -87,8 +87,8 @@ def choose_stages(
     """The stages that a recipe wants recomputed, for images [channels, height, width] of a dtype."""
     if not isinstance(model, ReconvModel):
         raise RecipeError(
-            "memory.activation_checkpointing: networks of other packages have one stage",
-            why="recomputing a whole network saves nothing",
+            "memory.activation_checkpointing: models of other packages have one stage",
+            why="recomputing a whole model saves nothing",
             hint="--set memory.activation_checkpointing=off, or a smaller batch.micro",
         )
     stages = [*_trace_stages(model, image, dtype)]

@@ -77,7 +77,7 @@ def build_custom(
             raise UsageError(f"{path} is a finished module and takes no options", hint="leave model.options out")
         return _create(ExternalModel(path, partial(_copy_module, make), image_shape=image_shape), seed)
     if not callable(make):
-        raise UsageError(f"{path} is not a network", why=f"it is {make!r}", hint="name a module class or a function")
+        raise UsageError(f"{path} is not a model", why=f"it is {make!r}", hint="name a module class or a function")
     kept = {name: value for name, value in options.items() if name != "in_channels" or accepts(make, name)}
     arguments = {"num_classes": num_classes, **kept}
     check_arguments(make, arguments, path)
@@ -244,7 +244,7 @@ def _check_name(module: ModuleType, package: str, name: str) -> None:
             raise UsageError(
                 f"torchvision:{name} is not an image classifier that can be trained",
                 where="model.name",
-                why="networks for detection, segmentation and video, and quantized ones, are not supported",
+                why="models for detection, segmentation and video, and quantized ones, are not supported",
                 hint=f"use one such as torchvision:{known[0]}" if known else "",
             )
     close = difflib.get_close_matches(name, known, n=1)
@@ -259,6 +259,6 @@ def _check_options(package: str, name: str, options: Mapping[str, Any]) -> None:
     asked = next((option for option in _WEIGHTS_OPTIONS if options.get(option)), None)
     if asked is not None:
         raise UsageError(
-            f"model.options.{asked} cannot be set: networks are built without pretrained weights",
+            f"model.options.{asked} cannot be set: models are built without pretrained weights",
             hint=f"load them with --init {package}:{name}",
         )

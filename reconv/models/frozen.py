@@ -75,7 +75,7 @@ def freeze_except(model: nn.Module, patterns: Sequence[str]) -> TrainedParameter
         if not any(fnmatchcase(name, pattern) for name in parameters):
             close = difflib.get_close_matches(pattern, parameters, n=1, cutoff=0.0)
             raise UsageError(
-                f"no parameter of the network matches {pattern}",
+                f"no parameter of the model matches {pattern}",
                 where="model.trainable",
                 why=f"the closest name is {', '.join(close)}",
                 hint=f"use a pattern with a star, as in {head_patterns(model)[0]}",

@@ -55,16 +55,16 @@ def check_splits(
 ) -> None:
     """Raise RecipeError, with a balanced proposal, if splits are too few, too many, unknown or out of order."""
     if not isinstance(model, ReconvModel):
-        raise RecipeError(f"{field}: networks of other packages have one stage and cannot be split")
+        raise RecipeError(f"{field}: models of other packages have one stage and cannot be split")
     work = stage_flops(model, image)
     possible = list(work)[1:]
     if len(splits) == num_parts - 1 and set(splits) <= set(possible) and _in_order(possible, splits):
         return
     if num_parts > len(work):
-        raise RecipeError(f"{field}: {num_parts} parts for a network of {len(work)} stages")
+        raise RecipeError(f"{field}: {num_parts} parts for a model of {len(work)} stages")
     proposal = balance(work, num_parts)
     raise RecipeError(
-        f"{field}: {num_parts} parts need {num_parts - 1} of the network's stages, in order, not "
+        f"{field}: {num_parts} parts need {num_parts - 1} of the model's stages, in order, not "
         f"{list(splits) or 'none'}",
         why=f"each part begins at one of: {', '.join(possible)}",
         hint=f"for parts of about equal FLOPs: --set '{field}=[{', '.join(proposal)}]'",

@@ -156,7 +156,7 @@ def _check_random_layer(module: nn.Module, where: str, name: str) -> None:
             f"{where} has a random layer of the class {kind}" + (f" ({name})" if name else ""),
             why="it uses torch's global generator, so a resumed run would differ"
             + "".join(f"; its {key} is {rate:g}" for key, rate in rates.items() if rate > 0),
-            hint="switch it off in model.options, as in --set model.options.dropout=0, or choose another network",
+            hint="switch it off in model.options, as in --set model.options.dropout=0, or choose another model",
         )
 
 

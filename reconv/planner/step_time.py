@@ -87,7 +87,7 @@ def find_network(name: str, parameters: int | None = None) -> NetworkFacts:
     if known is None:
         raise UsageError(
             f"the number of parameters of {name} is not known",
-            why="only those of Reconv's own networks are",
+            why="only those of Reconv's models are",
             hint="--parameters N, for example --parameters 25_600_000",
         )
     return known
@@ -103,7 +103,7 @@ def known_step_time(recipe: Recipe, kind: DeviceKind) -> StepTime:
         devices = sorted({device for name, device, mode in _known() if name == network and mode == precision})
         raise UsageError(
             f"no step time of {network} in {recipe.precision.mode} on {kind.name} is known",
-            why=f"it is known on {', '.join(devices)}" if devices else "this network was not measured",
+            why=f"it is known on {', '.join(devices)}" if devices else "this model was not measured",
             hint=f"on one {kind.name}: reconv bench train {recipe.name} --json step.json; then --measured step.json",
         )
     step_time, row = ours

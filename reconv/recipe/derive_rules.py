@@ -89,7 +89,7 @@ def _network(values: Values) -> Iterator[Derivation]:
         return
     if weights is not None:
         if weights.model is not None:
-            yield Derivation("model.name", weights.model, f"the network of {weights.name}")
+            yield Derivation("model.name", weights.model, f"the model of {weights.name}")
     elif _is_tiny(values):
         name, why = _up_to(data.num_train, TINY_NETWORKS, LARGEST_TINY_NETWORK)
         yield Derivation("model.name", name, f"sides of {data.short_side} px, below {TINY_PX}; {why}")
@@ -104,7 +104,7 @@ def _options(values: Values) -> Iterator[Derivation]:
             yield Derivation(f"model.options.{option}", value, f"as in {weights.name}")
     elif values.is_detection:
         if weights is not None and weights.model is not None:
-            yield Derivation("model.options.backbone", weights.model, f"the network of {weights.name}")
+            yield Derivation("model.options.backbone", weights.model, f"the model of {weights.name}")
         elif weights is None:
             backbone = _up_to(values.data.num_train, BACKBONES, LARGEST_BACKBONE)
             yield Derivation("model.options.backbone", *backbone)
@@ -393,15 +393,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "model.name",
         _network,
-        f"that of the weights; from scratch {_by_images(NETWORKS, LARGEST_NETWORK)}; "
+        f"the model of the weights; from scratch {_by_images(NETWORKS, LARGEST_NETWORK)}; "
         f"for images with sides below {TINY_PX} px {_by_images(TINY_NETWORKS, LARGEST_TINY_NETWORK)}",
         "SSD",
     ),
     Rule(
         "model.options",
         _options,
-        "those of the weights' run",
-        f"`backbone`: the network of the weights; from scratch {_by_images(BACKBONES, LARGEST_BACKBONE)}; "
+        "the options of the weights' run",
+        f"`backbone`: the model of the weights; from scratch {_by_images(BACKBONES, LARGEST_BACKBONE)}; "
         "`extra_norms: true`",
     ),
     Rule(
@@ -410,7 +410,7 @@ RULES: tuple[Rule, ...] = (
         "as the weights were trained: a run's or timm's settings, else 224 px; from scratch the largest of "
         f"{', '.join(map(str, SIZES))} px up to the median of the images' shorter sides, "
         f"{', '.join(f'at most {size} below {number:,} images' for number, size in SIZE_LIMITS)}; "
-        "networks for CIFAR 32 px",
+        "models for CIFAR 32 px",
         f"{DETECTOR_PX} px",
     ),
     Rule(
@@ -427,12 +427,12 @@ RULES: tuple[Rule, ...] = (
         f"below {MIN_GROUP})",
     ),
     Rule("length", _length, _amounts(CLASSIFICATION), _amounts(DETECTION)),
-    Rule("model.freeze_until", _freeze, f"{FREEZE_PERCENT}% of the run where there are initial weights"),
+    Rule("model.freeze_until", _freeze, f"{FREEZE_PERCENT}% of the run if there are initial weights"),
     Rule("schedule.lr", _lr, f"{_rates(CLASSIFICATION)}; {_HEAD_RATE}", _rates(DETECTION)),
     Rule(
         "optimizer.backbone_lr_scale",
         _backbone_lr,
-        f"{BACKBONE_LR:g} where there are initial weights, unless `layer_decay` is set; up to 1 where the head's "
+        f"{BACKBONE_LR:g} if there are initial weights, unless `layer_decay` is set; up to 1 if the head's "
         "rate is lower for its inputs, so that the backbone keeps its own",
     ),
     Rule("schedule.warmup", _warmup, f"{WARMUP_PERCENT}% of the run"),

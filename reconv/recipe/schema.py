@@ -63,7 +63,7 @@ class Recipe(Section):
     description: str = ""
     """One line about the recipe."""
     task: Literal["classification", "multilabel", "detection"] = "classification"
-    """What the network learns: one class per image, any number of labels per image, or boxes."""
+    """The task: one class per image, any number of labels per image, or boxes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights, the order of samples and the augmentation."""
     length: Duration = Duration(90, "ep")
@@ -93,11 +93,11 @@ class Recipe(Section):
     loggers: Annotated[tuple[LoggerName, ...], Listed, BeforeValidator(_listed)] = ("csv",)
     """Further loggers besides the event log and the report, as in [csv, tensorboard]; `off` is none."""
     metrics: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()
-    """Your own metrics of the evaluation, by import path, as in [my_pkg.metrics:MacroF1]."""
+    """Custom metrics of the evaluation, by import path, as in [my_pkg.metrics:MacroF1]."""
     callbacks: Annotated[tuple[NamedCode, ...], Listed, BeforeValidator(parse_list)] = ()
-    """Your own callbacks, by import path, as in [my_pkg.callbacks:Notify]."""
+    """Custom callbacks, by import path, as in [my_pkg.callbacks:Notify]."""
     code_path: Annotated[tuple[str, ...], Listed] = ()
-    """Folders to import your own code from, after the installed packages; in a recipe file, relative to that file. If
+    """Folders to import custom code from, after the installed packages; in a recipe file, relative to that file. If
     it is not given: the folder of the recipe file and the current one."""
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"
     """First and last step to trace with torch's profiler, counted from 1."""

@@ -69,7 +69,7 @@ _TABLE = (
     Shortcut("lr", "schedule.lr", "Learning rate as in 0.1, 2^-11 or '0.1 per 256' (schedule.lr).", str, "X"),
     Shortcut("workers", "data.num_workers", "Number of data loading workers.", int, "N", 0),
     Shortcut("seed", "seed", "Random seed.", int, "N", 0),
-    Shortcut("model", "model.name", "Another network, by its name.", str, "NAME"),
+    Shortcut("model", "model.name", "Another model, by name.", str, "NAME"),
     Shortcut(
         *("init", "model.init", "Initial weights: a file, a run, torchvision:NAME, timm:NAME or a URL."),
         metavar="WEIGHTS",

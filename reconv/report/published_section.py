@@ -16,7 +16,7 @@ from reconv.report.run_record import RunRecord
 
 IMAGENET_CLASSES = 1000
 _NOTE = (
-    "Figures that vendors have published for this network, in this precision: the newest for each device. Their runs "
+    "Figures that vendors have published for this model, in this precision: the newest for each device. Their runs "
     "read ImageNet from disk; the last column counts images/s of one device."
 )
 

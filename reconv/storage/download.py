@@ -133,7 +133,7 @@ def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str |
     except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
         return f"the connection was lost: {error}"
     except ValueError as error:  # urllib's, of a redirect
-        raise _RefusedError(f"the server names an address that is none: {error}") from error
+        raise _RefusedError(f"the server redirects to an invalid address: {error}") from error
     if total is not None and done < total:
         return f"the connection was lost after {done:,} of {total:,} bytes"
     return None

@@ -325,7 +325,7 @@ def _fill_tree(staging: Path, store: ObjectStore, items: Sequence[ObjectInfo]) -
             f"{num_bytes / 1e9:.0f} GB at {store.root} are neither images nor shards",
             where=join_url(store.root, max(downloaded, key=lambda item: item.num_bytes).name),
             why="only packed, tar and TFRecord shards and images are read in parts",
-            hint="name the folder that holds the dataset alone",
+            hint="name the folder that holds only the dataset",
         )
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
         list(pool.map(lambda item: _download(staging, store, item), downloaded))

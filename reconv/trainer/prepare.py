@@ -409,5 +409,5 @@ def _named_code(recipe: Recipe, args: RunOptions) -> set[str]:
 def _require_trust_in_network(recipe: Recipe, trust_code: bool) -> None:
     """Refuse to import a network that initial weights or the resumed run name, not the user, unless it is trusted."""
     if is_import_path(recipe.model.name):
-        where = f"the network of {recipe.model.init}"
+        where = f"the model of {recipe.model.init}"
         require_trust([("model.name", recipe.model.name)], recipe.code_path, trust_code, where)

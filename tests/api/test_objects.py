@@ -93,7 +93,7 @@ def test_objects_that_cannot_be_pickled_are_refused_with_several_devices() -> No
     ("given", "message"),
     [
         ({"data": [1, 2]}, "pass a path, or a pair of datasets"),
-        ({"model": 3}, "is not a network"),
+        ({"model": 3}, "is not a model"),
         ({"loss": 3}, "is not a loss"),
         ({"loss": focal, "overrides": {"loss.options": {"gama": 2}}}, "gama"),
         ({"loss": lambda logits, targets: logits}, r"returns a tensor \[6, 10\]"),

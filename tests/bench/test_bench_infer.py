@@ -236,7 +236,7 @@ def test_model_that_cannot_be_fused_runs_unfused_with_a_note(how: str, rows: int
     model = BatchDependent(how).eval()
     fused_run = FusedInference(model, FakeCapture())(torch.randn(rows, 3, 8, 8))
     assert (fused_run.num_fused, fused_run.difference) == (0, 0.0)
-    assert fused_run.note.startswith("the fused network is not used: ") and why in fused_run.note
+    assert fused_run.note.startswith("the fused model is not used: ") and why in fused_run.note
 
 
 def test_fused_outputs_may_differ_by_the_rounding_error_of_the_model() -> None:

@@ -277,7 +277,7 @@ def test_freezing_with_weights_of_another_model_is_an_error(tmp_path: Path) -> N
     given = [("model.init", str(tmp_path / "few.safetensors"), "--init"), ("length", "1step", "--set")]
     given += [("schedule.warmup", "1step", "--set"), ("evaluate.every", "off", "--set")]
     reconv.train("quickstart", out=tmp_path / "free", overrides=given)
-    with pytest.raises(CheckpointError, match="another network"):
+    with pytest.raises(CheckpointError, match="another model"):
         reconv.train(
             "quickstart", out=tmp_path / "run", overrides=[*given, ("model.freeze_backbone", "true", "--freeze")]
         )

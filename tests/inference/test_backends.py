@@ -150,7 +150,7 @@ def test_a_network_that_cannot_be_traced_runs_as_trained(monkeypatch: pytest.Mon
         loaded.network.model, "forward", lambda x: forward(x) if float(x[0, 0, 0, 0]) > 1e9 or True else x
     )
     assert choose_backend(loaded, "auto", "auto", said.append).name == "eager"
-    assert said and said[0].startswith("backend: eager, the network as trained (")
+    assert said and said[0].startswith("backend: eager, the model as trained (")
 
 
 def test_what_a_device_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_own_code_runs_as_trained_unless_a_backend_is_chosen() -> None:
     loaded, said = load_network(), list[str]()
     own = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"name": "mine:Net"})})
     assert choose_backend(replace(loaded, recipe=own), "auto", "auto", said.append).name == "eager"
-    assert "your own code" in said[0]
+    assert "custom code" in said[0]
 
 
 def test_fixed_images_are_the_same_each_time_and_use_the_whole_range() -> None:

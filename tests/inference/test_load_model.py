@@ -62,7 +62,7 @@ def test_weights_without_metadata_need_a_recipe_and_classes_that_fit(classifier:
     source = locate(classifier).weights
     tensors, bare = safetensors.torch.load_file(source), tmp_path / "bare.safetensors"
     bare.write_bytes(encode(tensors))
-    with pytest.raises(UsageError, match="does not say which network") as caught:
+    with pytest.raises(UsageError, match="does not say which model") as caught:
         Predictor.load(bare)
     assert "--recipe" in caught.value.hint
     assert Predictor.load(bare, recipe="quickstart").class_names == tuple("0123456789")

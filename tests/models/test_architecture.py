@@ -91,7 +91,7 @@ def test_every_network_has_group_norm_with_a_default_number_of_groups() -> None:
 def test_suggested_groups_divide_every_layer(name: str, advice: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="norm_groups: 7 does not divide") as caught:
         groups_of(name, norm="group", norm_groups=7)
-    assert caught.value.hint.endswith("this network: " + ", ".join(map(str, advice)))
+    assert caught.value.hint.endswith("this model: " + ", ".join(map(str, advice)))
     for number in advice:
         assert groups_of(name, norm="group", norm_groups=number) == {number}
 

@@ -120,9 +120,9 @@ def test_show_prints_ours_above_theirs(capsys: pytest.CaptureFixture[str]) -> No
         with pytest.raises(SystemExit):
             main(["recipes", "show", name])
         lines = capsys.readouterr().out.splitlines()
-        assert ("Published for this network, beside Reconv:" in lines) == is_published
+        assert ("Published for this model, beside Reconv:" in lines) == is_published
         if is_published:
-            table = lines[lines.index("Published for this network, beside Reconv:") + 1 :]
+            table = lines[lines.index("Published for this model, beside Reconv:") + 1 :]
             assert table[1].startswith("Reconv, measured") and "NVIDIA H200" in table[1]
             assert any("V100 16 GB" in line and "8,322" in line for line in table)
             assert any("76.88 ± 0.16" in line or "77.09" in line for line in table)

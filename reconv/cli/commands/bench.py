@@ -44,7 +44,7 @@ MIN_WINDOWS = 5
 
 
 _published_option = click.option(
-    "--published", is_flag=True, help="Also print what vendors have published for this network, with its hardware."
+    "--published", is_flag=True, help="Also print what vendors have published for this model, with its hardware."
 )
 
 
@@ -268,7 +268,7 @@ def infer(
     """
     compare = compare or baselines is not None
     if data is not None and compare:
-        raise UsageError("--compare measures networks alone, and --data files", hint="leave one of them out")
+        raise UsageError("--compare measures models, and --data reading files", hint="leave one of them out")
     if loadgen is not None:
         measured = {"--batches": batches, "--concurrency": concurrency, "--iterations": iterations}
         _refuse("--loadgen measures by its own rules", measured | {"--compare": compare, "--published": published})

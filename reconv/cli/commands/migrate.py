@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("command")
-@click.option("--program", metavar="NAME", help="The program, where several have the same name, as in graphcore.")
+@click.option("--program", metavar="NAME", help="The program, if several have the same name, as in graphcore.")
 @click.option("--write", "recipe_file", metavar="FILE.yaml", type=click.Path(), help="Write the recipe to a file.")
 @click.option("--run", is_flag=True, help="Run the new command.")
 @click.option("--allow-differences", is_flag=True, help="With --run: also with flags that are not supported.")

@@ -95,7 +95,7 @@ def _bytes_per_s(ctx: click.Context, param: click.Parameter, text: str | None) -
     help="Training images [default: ImageNet's, COCO's or CIFAR's].",
 )
 @click.option(
-    "--parameters", metavar="N", type=click.IntRange(min=1), help="Parameters of a network that is not Reconv's."
+    "--parameters", metavar="N", type=click.IntRange(min=1), help="Parameters of a model that is not Reconv's."
 )
 @click.option(
     "--storage",
@@ -153,7 +153,7 @@ def plan(
     loaded = recipe_for(devices[0])
     if loaded.parallel.pipeline_stages > 1:
         raise UsageError(
-            f"{loaded.name} splits its network over {loaded.parallel.pipeline_stages} devices, which is not predicted",
+            f"{loaded.name} splits its model over {loaded.parallel.pipeline_stages} devices, which is not predicted",
             hint="--set parallel.pipeline_stages=1 --set 'parallel.pipeline_splits=[]'",
         )
     kind = with_network(find_device_kind(device_kind), network)

@@ -46,8 +46,10 @@ class RecipesGroup(CommandGroup):
 
 @click.group(cls=RecipesGroup, invoke_without_command=True)
 @click.option("--all", "every", is_flag=True, help="List all presets, not only the recommended ones.")
-@click.option("--vendor", metavar="NAME", help="List those of one vendor: nvidia, habana, graphcore, torchvision, ...")
-@click.option("--model", metavar="TEXT", help="List those whose network has this in its name, as in resnet50.")
+@click.option(
+    "--vendor", metavar="NAME", help="List the presets of one vendor: nvidia, habana, graphcore, torchvision, ..."
+)
+@click.option("--model", metavar="TEXT", help="List the presets whose model has this in its name, as in resnet50.")
 @json_option
 @click.pass_context
 def recipes(ctx: click.Context, every: bool, vendor: str | None, model: str | None, json_file: str | None) -> None:
@@ -104,7 +106,7 @@ def _select(names: Sequence[str], vendor: str | None, model: str | None) -> list
         networks = sorted({recipe.model.name for _, recipe in found})
         found = [(name, recipe) for name, recipe in found if wanted in recipe.model.name.lower()]
         if not found:
-            raise UsageError(f"no preset trains a network like {model!r}", hint="they train: " + ", ".join(networks))
+            raise UsageError(f"no preset trains a model like {model!r}", hint="they train: " + ", ".join(networks))
     return found
 
 
@@ -230,7 +232,7 @@ def explain(field: str | None, json_file: str | None) -> None:
 
 @recipes.command("fields", cls=Command)
 @click.argument("pattern", default="", shell_complete=complete_field_names)
-@click.option("--model", metavar="NAME", help="List the options of this network too, as in model.options.norm.")
+@click.option("--model", metavar="NAME", help="List the options of this model too, as in model.options.norm.")
 @json_option
 def fields(pattern: str, model: str | None, json_file: str | None) -> None:
     """List every recipe field, or those whose name contains PATTERN: what it does, the values it takes, its default.
@@ -252,7 +254,7 @@ def fields(pattern: str, model: str | None, json_file: str | None) -> None:
         return
     print_table(("field", "what it does"), [(entry.name, _sentence(entry)) for entry in found])
     if model is None and not pattern:
-        click.echo("Options of a network: reconv recipes fields --model NAME. Set a field: train --set FIELD=VALUE.")
+        click.echo("Options of a model: reconv recipes fields --model NAME. Set a field: train --set FIELD=VALUE.")
 
 
 def _sentence(entry: FieldReference) -> str:
@@ -308,7 +310,7 @@ def _print_published(recipe: Recipe) -> None:
         if result.metric == "top1"
     ]
     print_line()
-    print_line("Published for this network, beside Reconv:", dim=True)
+    print_line("Published for this model, beside Reconv:", dim=True)
     print_table(*comparison(ours, theirs))
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("run", type=click.Path())
-@click.option("--data", metavar="DIR", type=click.Path(), help="Where the dataset is now [default: where it was].")
+@click.option("--data", metavar="DIR", type=click.Path(), help="Path of the dataset, if it has moved.")
 @shortcut_options("epochs", epochs="Extend the run to N epochs.")
 @click.option("--fork", is_flag=True, help="Start a new run from the checkpoint, with other settings.")
 @click.option("--best", is_flag=True, help="With --fork: from the best checkpoint, not the newest.")

@@ -50,7 +50,7 @@ def _with_train_options(command: click.Command) -> click.Command:
     help="The run directory [default: runs/RECIPE/N], or, except with Slurm, an address such as s3://bucket/runs/1.",
 )
 @click.option("--resume", is_flag=True, help="Slurm: continue the run in --out.")
-@click.option("--name", metavar="NAME", help="Name of the job [default: that of the recipe].")
+@click.option("--name", metavar="NAME", help="Name of the job [default: the recipe's].")
 @click.option("--partition", metavar="NAME", help="Slurm: the partition.")
 @click.option("--account", metavar="NAME", help="Slurm: the account to charge.")
 @click.option("--time", metavar="LIMIT", help="Slurm: time limit of one start, as in 8:00:00 or 2-00:00:00.")
@@ -82,7 +82,7 @@ def _with_train_options(command: click.Command) -> click.Command:
 @click.option("--image", metavar="NAME", help="Kubernetes: the container image.")
 @click.option("--namespace", metavar="NAME", help="Kubernetes: the namespace.")
 @click.option("--runs-claim", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim for runs, mounted at /runs.")
-@click.option("--data-claim", metavar="NAME", help="Kubernetes: that of the dataset, mounted at /data.")
+@click.option("--data-claim", metavar="NAME", help="Kubernetes: claim of the dataset, mounted at /data.")
 @click.option("--shm-size", metavar="SIZE", help="Kubernetes: size of /dev/shm [default: 8G].")
 @click.option(
     "--secret",

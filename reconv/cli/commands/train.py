@@ -51,7 +51,7 @@ _NO_RECIPE = """name a recipe, for example
     "--out",
     metavar="DIR|URL",
     type=click.Path(),
-    help="The run directory, or where it is copied; default: runs/RECIPE/N.",
+    help="The run directory, or the address to mirror it to; default: runs/RECIPE/N.",
 )
 @click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this recipe, or the one in --out.")
 @shortcut_options("epochs", "batch_size", "batch_per_device", "lr", "workers")

@@ -103,7 +103,7 @@ class EvalLoader:
             raise DataError(
                 "no validation image can be read",
                 where=self._dataset.origin,
-                why=f"all {len(self._dataset):,} are bad; a metric over no images would look like a bad network",
+                why=f"all {len(self._dataset):,} are bad; a metric over no images would look like a bad model",
                 hint="reconv data check PATH says what is wrong with each",
             )
 

@@ -72,7 +72,7 @@ class CustomDataset:
         with code_errors(f"len() of {self._name}"):
             self._length = len(dataset)
         self.class_names = _class_names(dataset, self._name)
-        self.origin = f"{source}: your own dataset ({split}: {self._length:,} samples)"
+        self.origin = f"{source}: custom dataset ({split}: {self._length:,} samples)"
         self._lock = _lock(dataset)
 
     def __len__(self) -> int:

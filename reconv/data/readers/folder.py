@@ -107,7 +107,7 @@ def locate_split(root: Path, split: Split) -> SplitPlace:
     raise DataError(
         f"no {names} under {root}",
         where=str(root),
-        why="image folders are train/<class>/... and val/<class>/... (or validation/, valid/), or <class>/... alone",
+        why="image folders are train/<class>/... and val/<class>/... (or validation/, valid/), or only <class>/...",
         hint="give the folder that holds them: --data DIR",
     )
 

@@ -35,15 +35,15 @@ def adapt_safetensors(
     """The package that the file is checked with: timm, else torchvision, else Reconv itself."""
     if predictor.is_detector:
         raise UsageError(
-            "the weights of a detector alone are of no use elsewhere: neither timm nor torchvision has its network",
+            "a detector's weights are of no use elsewhere: neither timm nor torchvision has this model",
             why=f"{predictor.path} already holds them as safetensors",
-            hint="export the whole network: --to onnx, or --to torch-export",
+            hint="export the whole model: --to onnx, or --to torch-export",
         )
     if names_code(predictor.recipe.model.name):
         raise UsageError(
             f"{predictor.recipe.model.name} is code of yours, which a weights file does not contain",
             why=f"{predictor.path} already holds the weights as safetensors",
-            hint="export the whole network: --to onnx, or --to torch-export",
+            hint="export the whole model: --to onnx, or --to torch-export",
         )
     header = to_header(
         WeightsMetadata(
@@ -83,9 +83,9 @@ def adapt_torchvision(
     if network is None:
         name, options = predictor.recipe.model.name, dict(predictor.recipe.model.options)
         raise UsageError(
-            f"torchvision has no network like {name}" + (f" with {options}" if options else ""),
-            why="a weights file is of use only with the network that it belongs to",
-            hint="export the whole network: --to onnx, or --to torch-export",
+            f"torchvision has no model like {name}" + (f" with {options}" if options else ""),
+            why="a weights file is of use only with the model that it belongs to",
+            hint="export the whole model: --to onnx, or --to torch-export",
         )
     import_package("torchvision")  # raises what to install, where its build does not fit torch
     return target, replace(metadata, extra={"network_of": network.to_dict(), "names": None})

@@ -74,7 +74,7 @@ class FusedInference:
             if captured.difference <= max(MAX_DIFFERENCE, MAX_ROUNDING_FACTOR * rounding):
                 return captured
             why = f"its outputs differ by {captured.difference:.2g} of the largest"
-        return replace(self._capture_run(plain, 0, images, expected), note=f"the fused network is not used: {why}")
+        return replace(self._capture_run(plain, 0, images, expected), note=f"the fused model is not used: {why}")
 
     def _from_images(self, network: NetworkFunction) -> NetworkFunction:
         wrapped, prepare = self._wrap(network), self._prepare

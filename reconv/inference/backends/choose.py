@@ -97,7 +97,7 @@ def choose_backend(
             why = error.what if not error.why else f"{error.what}: {error.why}"
         except Exception as error:  # a network of others may do anything when it is traced
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    log(f"backend: eager, the network as trained ({why})")
+    log(f"backend: eager, the model as trained ({why})")
     return eager if precision == "auto" else _eager_in(loaded, chosen)
 
 
@@ -157,7 +157,7 @@ def _eager_in(loaded: LoadedNetwork, precision: str) -> EagerBackend:
 def _why_not_fast(recipe: Recipe) -> str:
     """Reason not to try folding a network; empty if it may be folded."""
     if names_code(recipe.model.name):
-        return "what your own code does with other images is not known; --backend chooses another"
+        return "custom code may do something else with other images; choose another by --backend"
     if recipe.precision.ops != PrecisionOps():
         return "the recipe sets the dtype of single operations"
     return ""

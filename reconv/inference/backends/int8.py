@@ -115,7 +115,7 @@ class Int8Builder:
         text, failure = (self._judge_boxes if held_out.annotations else judge_classes)(expected, found, held_out)
         if failure:
             raise UsageError(
-                "the int8 network is not as good as in fp32",
+                "the int8 model is not as good as in fp32",
                 where="--precision int8",
                 why=f"{text}; {failure}",
                 hint="calibrate with images like those it will see (--calibration DIR), or omit --precision",

@@ -42,7 +42,7 @@ class DispatchMode(TorchDispatchMode):
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs of an operator, of the right shape, dtype and strides; its values may be anything."""
         if torch.Tag.data_dependent_output in func.tags:
-            raise RuntimeError(f"the values of a tensor decide what the network computes ({func})")
+            raise RuntimeError(f"the values of a tensor decide what the model computes ({func})")
         if func is aten.native_batch_norm.default and args[0].device.type == "cpu" and not args[5]:
             return torch.empty_like(args[0]), args[0].new_empty(0), args[0].new_empty(0)
         if func is aten.convolution.default and _is_channels_last(args[0]) and not args[6]:

@@ -67,6 +67,6 @@ def fit_groups(num_groups: int | None, channels: Collection[int]) -> int:
         divisors = ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)
         raise UsageError(
             f"norm_groups: {num_groups} does not divide a layer of {layer} channels",
-            hint=f"choose one that divides every layer of this network: {divisors}",
+            hint=f"choose one that divides every layer of this model: {divisors}",
         )
     return num_groups

@@ -114,7 +114,7 @@ def _with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         found = [item for cause in causes if isinstance(cause, ContradictionError) for item in cause.found]
         raise RecipeError(
             printable_lines(
-                "the recipe cannot be fitted to its network and data:",
+                "the recipe cannot be fitted to its model and data:",
                 *(f"    {item.fields[0]}: {item.text}" for item in found),
             ),
             hint=one_of(*(cure for item in found for cure in item.cures)),

@@ -35,7 +35,7 @@ def data_rules(recipe: Recipe) -> Iterator[Contradiction]:
         if number > folds or folds < 2:
             yield Contradiction(("data.fold", "data.validation_split"), "is no fold; for example 1/5 of five folds")
     if data.options and not names_code(data.source):
-        text = f"is for your own dataset, by import path, but data.source is {data.source}"
+        text = f"is for a custom dataset, by import path, but data.source is {data.source}"
         yield Contradiction(("data.options", "data.source"), text)
     if data.shuffle_window is not None and data.sampler != "random":
         text = f"is for data.sampler random, but it is {data.sampler}"

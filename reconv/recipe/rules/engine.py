@@ -108,7 +108,7 @@ def pipeline_rules(recipe: Recipe) -> Iterator[Contradiction]:
         if parallel.pipeline_splits:
             yield Contradiction(
                 ("parallel.pipeline_splits", field),
-                f"splits the network over the devices of a pipeline, but {field} is 1; to recompute activations "
+                f"splits the model over the devices of a pipeline, but {field} is 1; to recompute activations "
                 "segment by segment on one device use memory.checkpoint_segments",
             )
         return
@@ -126,7 +126,7 @@ def pipeline_rules(recipe: Recipe) -> Iterator[Contradiction]:
         "parallel.gradient_compression": (parallel.gradient_compression != "off", "gradients are not compressed"),
         "memory.activation_checkpointing": (memory.activation_checkpointing != "off", "activations are kept"),
         "memory.checkpoint_segments": (bool(memory.checkpoint_segments), "activations are kept"),
-        "engine.compile": (engine.compile == "on", "parts of a network are not compiled"),
+        "engine.compile": (engine.compile == "on", "parts of a model are not compiled"),
         "engine.fused_kernels": (engine.fused_kernels == "on", "fused blocks pass on more than one tensor"),
         "engine.cuda_graphs": (engine.cuda_graphs == "on", "a pipeline cannot be captured"),
         "distill.teacher": (recipe.distill.teacher is not None, "the teacher is not split"),

@@ -53,10 +53,10 @@ def model_rules(recipe: Recipe) -> Iterator[Contradiction]:
         if is_given and loss.name != "bce" and recipe.task == "classification":
             yield Contradiction((f"loss.{name}", "loss.name"), f"is for bce, but loss.name is {loss.name}")
     if loss.options and not names_code(loss.name):
-        text = f"is for your own loss, by import path, but loss.name is {loss.name}"
+        text = f"is for a custom loss, by import path, but loss.name is {loss.name}"
         yield Contradiction(("loss.options", "loss.name"), text)
     if names_code(loss.name) and loss.class_weights != "none":
-        text = "is for cross_entropy and bce; your own loss weighs its samples itself"
+        text = "is for cross_entropy and bce; a custom loss weighs its samples itself"
         yield Contradiction(("loss.class_weights", "loss.name"), text)
     if distill.teacher is not None and loss.name in ("auto", "cross_entropy") and loss.class_weights != "none":
         text = "divides the loss by the weights of the samples, which the loss of distill.teacher does not have"
@@ -166,7 +166,7 @@ def results_rules(recipe: Recipe) -> Iterator[Contradiction]:
     if best is not None and recipe.task == "detection":
         yield Contradiction(("evaluate.best_metric", "task"), "is for task: classification; use detection.metric")
     elif best is not None and (best.endswith("loss") or (best not in known and not recipe.metrics)):
-        text = f"{best} is neither {' nor '.join(known[:-1])}, and `metrics` has none of your own"
+        text = f"{best} is neither {' nor '.join(known[:-1])}, and `metrics` names no custom one"
         text = f"{best} is better when smaller; a larger value must be better" if best.endswith("loss") else text
         yield Contradiction(("evaluate.best_metric", "metrics"), text)
     if expect is not None and expect.metric not in known and not recipe.metrics:

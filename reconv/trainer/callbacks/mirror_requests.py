@@ -29,7 +29,7 @@ class MirrorRequests(TrainerCallback):
     def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
         problem = self._mirror.new_problem()
         if problem:
-            text = f"the copy at {self._mirror.url} is behind: {problem}; training goes on, and it is tried again"
+            text = f"the upload to {self._mirror.url} failed: {problem}; it will be retried, and training continues"
             self._logger.warning(text, trainer.counters.step)
 
     def on_evaluate_end(self, trainer: Trainer) -> None:

@@ -189,7 +189,7 @@ def locate_images(root: Path, split: Split, config: dict[str, Any]) -> ImagePlac
     if own:
         return ImagePlaces(own, is_shared=split == "train" and not test and not _places(root, "val", config))
     if split == "val" and test:
-        return ImagePlaces(test, note="no images for validation: those of test are used")
+        return ImagePlaces(test, note="no validation images: the test images are used")
     whole = train or [str(root / _IMAGES)] * any(map(is_image_name, _files_in(root / _IMAGES)))
     if not whole or split == "test":
         raise DataError(
