@@ -47,7 +47,8 @@ from reconv.build.data import (
 from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.stage_timing import StageTimes
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection import DetectionMetrics
 from reconv.optim.lr_schedule import learning_rate

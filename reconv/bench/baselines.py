@@ -25,7 +25,7 @@ from reconv.core.batch import Batch
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.device import Device, is_out_of_memory
 from reconv.tasks.detection import DetectionTask, ssd_losses
 from reconv.trainer.prepare import PreparedRun

@@ -33,9 +33,10 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker, Workers, open_workers
 from reconv.data.sampler import make_sampler
-from reconv.data.transforms.geometry import random_flips
-from reconv.data.transforms.params import changes_images_on_host, effective_augment, host_params
+from reconv.data.transforms.geometry import crop_params, random_flips
+from reconv.data.transforms.train import changes_images_on_host
 from reconv.recipe.loader import Override
+from reconv.recipe.parts.data import effective_augment
 from reconv.trainer.prepare import PreparedRun
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
@@ -265,7 +266,7 @@ def _baseline_batches(run: PreparedRun) -> Iterator[Tensor]:
     sampler = make_sampler(dataset, recipe, plan.global_batch)
     for step in range(sys.maxsize):
         positions = sampler.positions(step)
-        params, flips = host_params(augment, recipe.seed, positions), random_flips(augment, recipe.seed, positions)
+        params, flips = crop_params(augment, recipe.seed, positions), random_flips(augment, recipe.seed, positions)
         indices = sampler.indices_of(positions)
         yield torch.stack(
             [

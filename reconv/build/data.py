@@ -21,9 +21,9 @@ from reconv.data.pipeline.buffers import with_transfer_dtype
 from reconv.data.pipeline.detection import make_detection_pipeline
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.pipeline.row_reader import can_fill_from_files, has_jpeg_files
+from reconv.data.pipeline.row_reader import has_jpeg_files
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
-from reconv.data.pipeline.samples import MakeSamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.samples import MakeSamplePipeline, can_fill_from_files, make_sample_pipeline
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
 from reconv.data.pipeline.workers.thread_pool import open_workers
 from reconv.data.readers.arrays import ArrayDataset
@@ -31,13 +31,12 @@ from reconv.data.readers.class_name_files import display_names
 from reconv.data.readers.dataset_factory import open_dataset, subsample
 from reconv.data.readers.detect import detect
 from reconv.data.stage_timing import StageTimes
-from reconv.data.transforms.params import effective_augment
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.events import BadImageSkipped
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.parts.code import names_code
-from reconv.recipe.parts.data import NEED_NO_PATH
+from reconv.recipe.parts.data import NEED_NO_PATH, effective_augment
 from reconv.recipe.plan import CacheSize, Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY

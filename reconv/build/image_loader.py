@@ -28,7 +28,8 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
 from reconv.data.pipeline.workers.thread_pool import open_workers
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.device import Device, open_device
 from reconv.distributed.environment import read_launch_env
 from reconv.recipe.loader import load

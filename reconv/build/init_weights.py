@@ -23,7 +23,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import subsample
-from reconv.data.transforms.device import EvalPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.models.fastnet import SPECS as WHITENED
 from reconv.models.fastnet import FastNet, whitening_filters
 from reconv.models.frozen import TrainedParameters, freeze_except, head_patterns

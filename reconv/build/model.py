@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from reconv.core.errors import RecipeError, UsageError, one_of
+from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
 from reconv.kernels import dispatch as fused
@@ -44,6 +45,11 @@ class Network:
     channels_last: bool
     recomputed: ActivationCheckpointing | None = None
     has_kernels: bool = False  # some layers launch kernels of ours in training
+
+
+def build_eval_preprocess(recipe: Recipe, network: Network) -> EvalPreprocess:
+    """The preprocessing on the device in evaluation and prediction: normalization."""
+    return EvalPreprocess(recipe.data.preprocess, network.precision.input_dtype, network.channels_last)
 
 
 def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:

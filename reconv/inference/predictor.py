@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from reconv.build.model import Network
+from reconv.build.model import Network, build_eval_preprocess
 from reconv.build.postprocess import build_postprocess
-from reconv.build.preprocess import build_eval_preprocess
 from reconv.build.saved_model import ModelClasses, SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.core.batch import Batch

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from reconv.build.preprocess import build_eval_preprocess
+from reconv.build.model import build_eval_preprocess
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.core.batch import Batch
 from reconv.core.errors import UsageError

@@ -21,7 +21,8 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import subsample
 from reconv.data.readers.detect import DetectedDataset, detect
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess, denormalize
+from reconv.data.transforms.normalize import EvalPreprocess, denormalize
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.recipe.loader import Override
 from reconv.recipe.parts.code import add_code_path, names_code
 from reconv.recipe.parts.data import NEED_NO_PATH

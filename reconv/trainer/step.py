@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from reconv.build.model import build_graph_capture
-from reconv.build.preprocess import build_train_preprocess
 from reconv.core.batch import Batch, Preprocess
 from reconv.core.bits import bits_sum
 from reconv.core.errors import ResourceError
@@ -41,7 +40,7 @@ from reconv.optim import (
 )
 from reconv.precision import PrecisionPolicy
 from reconv.tasks.base import LossSums, Task
-from reconv.trainer.train_state import TrainState, parallelize
+from reconv.trainer.train_state import TrainState, build_train_preprocess, parallelize
 
 if TYPE_CHECKING:
     from reconv.core.bits import StateDigests

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from reconv.build.data import describe_dropped_boxes
 from reconv.build.init_weights import freeze_parameters, init_weights, start_whitening
 from reconv.build.model import Network, build_network, uses_fused_kernels
-from reconv.build.preprocess import build_train_preprocess
 from reconv.build.task import (
     AnyTask,
     build_loss,
@@ -26,7 +25,7 @@ from reconv.build.task import (
 from reconv.build.teacher import open_teacher
 from reconv.checkpoint.load_weights import load_weights
 from reconv.core.errors import CheckpointError
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
@@ -246,6 +245,18 @@ def parallelize(run: PreparedRun, network: Network, loss: nn.Module | None = Non
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
     network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy
+
+
+def build_train_preprocess(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPreprocess:
+    """The preprocessing on the device in training: normalize, flip, mix."""
+    return TrainPreprocess(
+        recipe.data.preprocess,
+        recipe.augment,
+        num_classes,
+        network.precision.input_dtype,
+        network.channels_last,
+        uses_fused_kernels(recipe, device),
+    )
 
 
 def compile_ahead(

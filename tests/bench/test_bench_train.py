@@ -22,7 +22,7 @@ from reconv.cli import main
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.device import open_device
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load

@@ -7,7 +7,7 @@ import torch
 
 from reconv.build.model import build_network, uses_fused_kernels, uses_max_pool_kernels
 from reconv.core.errors import RecipeError, UsageError
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.device import open_device
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused.norm import FusedBatchNorm2d

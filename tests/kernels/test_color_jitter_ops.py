@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.color import device_color_params, jitter_on_device
-from reconv.data.transforms.device import TrainPreprocess
-from reconv.data.transforms.params import COLOR_JITTER, FLIPS
+from reconv.data.transforms.color import COLOR_JITTER, device_color_params, jitter_on_device
+from reconv.data.transforms.geometry import FLIPS
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.ops.color_jitter import jitter_and_normalize, supports
 from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig, PreprocessConfig

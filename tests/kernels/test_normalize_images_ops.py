@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.color import COLOR_JITTER
+from reconv.data.transforms.geometry import ERASE_BOXES
 from reconv.data.transforms.mixup import mix_params
-from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.ops.normalize_images import normalize_images
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig

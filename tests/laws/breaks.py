@@ -80,8 +80,8 @@ BREAKS = (
     ),
     Break(
         "law 9, augmentation: parameters depend on the first position of the rank",
-        "params = device_params(self.augment, self.seed, positions, indices, epochs, size)",
-        "params = device_params(self.augment, self.seed, positions - positions[0], indices, epochs, size)",
+        "return self._device_params.sample(Rows(self.seed, positions, indices, epochs, size))",
+        "return self._device_params.sample(Rows(self.seed, positions - positions[0], indices, epochs, size))",
         "tests/laws/test_law_ranks.py tests/data/pipeline/test_train_loader.py tests/golden",
     ),
     Break(

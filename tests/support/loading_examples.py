@@ -11,7 +11,8 @@ from reconv.core.errors import DataError
 from reconv.data.dataset import NamedArrays, select_rows
 from reconv.data.decode.pillow import to_image
 from reconv.data.pipeline.row_reader import RowReader, Source, can_crop_natively
-from reconv.data.transforms.host import change_row, eval_transform, train_view
+from reconv.data.transforms.host import eval_transform, train_view
+from reconv.data.transforms.train import HostTransforms
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 
@@ -40,7 +41,7 @@ def host_train(
     [outcome] = reader.fill(_One(data), {name: row[None] for name, row in params.items()}, out[None])
     if isinstance(outcome, DataError):
         raise outcome
-    change_row(out, preprocess, augment, params)
+    HostTransforms(preprocess, augment).apply(out, params)
     return out
 
 

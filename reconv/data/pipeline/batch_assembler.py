@@ -5,17 +5,15 @@ All of it is a function of recipe, data and step; workers, ranks and the first s
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.sampler import make_sampler
-from reconv.data.transforms.custom import device_transforms
 from reconv.data.transforms.host import train_preprocess
-from reconv.data.transforms.mixup import mix_params
-from reconv.data.transforms.params import device_params, effective_augment
-from reconv.recipe.parts.data import PreprocessConfig
+from reconv.data.transforms.train import DeviceParams
+from reconv.data.transforms.transform import Rows
+from reconv.recipe.parts.data import PreprocessConfig, effective_augment
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 
@@ -30,7 +28,7 @@ class BatchAssembler:
         self.max_rows = plan.batch_per_device
         self.size_at = plan.size_at
         self._preprocess = recipe.data.preprocess
-        self._extra = device_transforms(self.augment)
+        self._device_params = DeviceParams(self.augment)
         self._rows = plan.rows(rank)  # of the global batch
         self._micro_batches = plan.micro_batches(rank)
 
@@ -45,9 +43,7 @@ class BatchAssembler:
     def device_params(self, positions: I64, indices: I64, size: int) -> dict[str, Tensor]:
         """The augmentation parameters of each row that are applied on the device."""
         epochs = self.sampler.epoch_of(positions)
-        params = device_params(self.augment, self.seed, positions, indices, epochs, size)
-        params |= self._extra.params(self.seed, positions)
-        return {name: torch.from_numpy(array) for name, array in params.items()}
+        return self._device_params.sample(Rows(self.seed, positions, indices, epochs, size))
 
     def micro_batches(self, step: int, positions: I64, batch: Batch, size: int) -> tuple[Batch, ...]:
         """The batch of a step in micro-batches, with the mixing parameters of their groups.
@@ -59,8 +55,7 @@ class BatchAssembler:
         for groups in self._micro_batches:
             rows = slice(start, start + sum(groups))
             tensors = {name: tensor[rows] for name, tensor in batch.tensors.items()}
-            params = mix_params(self.augment, self.seed, step, positions[rows], groups, size)
-            tensors |= {name: torch.from_numpy(array) for name, array in params.items()}
+            tensors |= self._device_params.sample_groups(self.seed, step, positions[rows], groups, size)
             batches.append(Batch(tensors, batch.positions[rows], groups))
             start = rows.stop
         return tuple(batches)

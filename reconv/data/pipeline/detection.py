@@ -34,9 +34,8 @@ from reconv.data.pipeline.row_reader import RowReader, Source
 from reconv.data.pipeline.samples import Column, MakeSamplePipeline, SamplePipeline
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.host import ImageData, ImageView, Size
-from reconv.data.transforms.params import effective_augment
 from reconv.detection.annotation import Annotation
-from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
+from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig, effective_augment
 from reconv.recipe.schema import Recipe
 
 _MIN_ROWS_PER_TASK = 4

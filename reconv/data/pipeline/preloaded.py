@@ -16,8 +16,7 @@ from reconv.data.dataset import I64, Dataset, NamedArrays
 from reconv.data.pipeline.batch_assembler import BatchAssembler
 from reconv.data.pipeline.samples import preprocessed_images
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.transforms.geometry import CROP_CORNER
-from reconv.data.transforms.params import host_params
+from reconv.data.transforms.geometry import CROP_CORNER, crop_params
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 _STEPS_PER_TRANSFER = 16
@@ -52,7 +51,7 @@ class PreloadedLoader:
         assembler, images = self._assembler, self._images(size)
         positions = np.concatenate([assembler.positions(step) for step in steps])
         indices = assembler.sampler.indices_of(positions)
-        params = host_params(assembler.augment, assembler.seed, positions)
+        params = crop_params(assembler.augment, assembler.seed, positions)
         tensors = images.to_crop(indices, params) | assembler.device_params(positions, indices, size)
         moved = images.locate_crops(Batch(tensors, torch.from_numpy(positions), (len(positions),)).map(self._move))
         num_rows = len(positions) // len(steps)

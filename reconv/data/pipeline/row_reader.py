@@ -21,7 +21,6 @@ from reconv.data.dataset import U8, Dataset, NamedArrays, sample_files, select_r
 from reconv.data.decode import native
 from reconv.data.stage_timing import record_stage
 from reconv.data.transforms.host import ImageData, ImageView, Size
-from reconv.data.transforms.params import changes_images_on_host
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 _NUM_FILES = 16  # that are looked at
@@ -178,8 +177,3 @@ def can_crop_natively(preprocess: PreprocessConfig, augment: AugmentConfig) -> b
     """True if the compiled decoder makes the crops of training images."""
     is_native = augment.decoder == "native" and preprocess.interpolation in native.FILTERS
     return is_native and augment.crop == "random_resized" and preprocess.channels == 3
-
-
-def can_fill_from_files(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
-    """True if the compiled decoder does all there is to do for a training image."""
-    return can_crop_natively(preprocess, augment) and not changes_images_on_host(augment)

@@ -28,20 +28,12 @@ from reconv.data.dataset import (
     select_rows,
 )
 from reconv.data.decode.pillow import to_image
-from reconv.data.pipeline.row_reader import RowReader, Source, can_crop_natively, can_fill_from_files, has_jpeg_files
+from reconv.data.pipeline.row_reader import RowReader, Source, can_crop_natively, has_jpeg_files
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.stage_timing import record_stage
-from reconv.data.transforms.custom import host_transforms
-from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
-from reconv.data.transforms.host import (
-    CenterView,
-    change_row,
-    changes_rows,
-    eval_transform,
-    resized_shorter_side,
-    train_view,
-)
-from reconv.data.transforms.params import changes_images_on_host, host_params
+from reconv.data.transforms.geometry import CROP_CORNER, crop_params, pad_crop
+from reconv.data.transforms.host import CenterView, eval_transform, resized_shorter_side, train_view
+from reconv.data.transforms.train import HostTransforms, changes_images_on_host
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 MAX_PREPROCESSED_BYTES = 256 * 2**20  # of images that are preprocessed once instead of in every epoch
@@ -149,7 +141,7 @@ class ArrayPipeline:
         self.columns = classification_columns(*images.shape[1:3])
 
     def params(self, seed: int, positions: I64) -> NamedArrays:
-        return host_params(self._augment, seed, positions)
+        return crop_params(self._augment, seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         targets = self._checked_targets
@@ -197,9 +189,7 @@ class DecodePipeline:
         decode_threads: int = 1,
     ) -> None:
         self._dataset = dataset
-        self._preprocess = preprocess
-        self._augment = augment
-        self._extra = None if augment is None else host_transforms(augment)
+        self._transforms = None if augment is None else HostTransforms(preprocess, augment)
         self._decode_threads = decode_threads
         self._reader = (
             RowReader(CenterView(preprocess), is_native=False)
@@ -213,19 +203,21 @@ class DecodePipeline:
         self.columns = classification_columns(preprocess.channels, preprocess.size, num_labels)
 
     def params(self, seed: int, positions: I64) -> NamedArrays:
-        return {} if self._augment is None else host_params(self._augment, seed, positions)
+        return {} if self._transforms is None else self._transforms.sample(seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         sources, images = _DatasetRows(self._dataset, indices, rows["targets"]), rows["images"]
         for outcome in self._reader.fill(sources, params, images, self._decode_threads):
             if isinstance(outcome, DataError):
                 raise outcome
-        if self._augment is not None and changes_rows(self._augment):
+        if self._transforms is not None and not self._transforms.is_identity:
             for row, pixels in enumerate(images):
-                change_row(pixels, self._preprocess, self._augment, select_rows(params, row))
-        if self._extra is not None:
-            for row, pixels in enumerate(images):
-                pixels[:] = self._extra(pixels, select_rows(params, row))
+                self._transforms.apply(pixels, select_rows(params, row))
+
+
+def can_fill_from_files(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
+    """True if the compiled decoder does all there is to do for a training image."""
+    return can_crop_natively(preprocess, augment) and not changes_images_on_host(augment)
 
 
 def read_sample(dataset: Dataset, index: int) -> Sample:

@@ -32,7 +32,8 @@ from reconv.data.transforms.random_policies import (
     trivial_operation,
     trivial_params,
 )
-from reconv.recipe.parts.data import AugmentConfig, Interpolation
+from reconv.data.transforms.transform import HostTransform
+from reconv.recipe.parts.data import AugmentConfig
 
 # Names of the parameters.
 SUB_POLICY = "sub_policy"  # int64 [n]: AutoAugment's pair of operations
@@ -46,56 +47,55 @@ _WITH_LEVELS: Mapping[str, Callable[[int, float], Operation]] = {  # by name of 
 }
 
 
-def auto_augment_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
-    """Operations for the image of each position; empty without a policy."""
-    base = key(seed, "policy")
-    match augment.auto_augment:
-        case "none":
-            return {}
-        case "ta_wide":
-            return trivial_params(base, positions)
-        case "3-augment":
-            return three_augment_params(base, positions)
-        case "randaugment" if augment.randaugment.implementation == "timm":
-            return timm_rand_params(augment.randaugment, base, positions)
-        case "randaugment":
-            values = uniforms(base, positions, 2 * augment.randaugment.num_ops)
-            indices = (values[:, 0::2] * len(_RAND_NAMES)).astype(np.int64)
-            return {OP_INDEX: indices, OP_NEGATED: values[:, 1::2] < 0.5}
-    values = uniforms(base, positions, 5)
-    sub_policy = (values[:, 0] * len(POLICIES[augment.auto_augment])).astype(np.int64)
-    return {SUB_POLICY: sub_policy, OP_UNIFORM: values[:, 1::2], OP_NEGATED: values[:, 2::2] < 0.5}
-
-
-def auto_augment(
-    image: Image.Image, augment: AugmentConfig, params: NamedArrays, interpolation: Interpolation = "bilinear"
-) -> Image.Image:
-    """The image after the operations of its policy; `params` is one row of `auto_augment_params`.
+class Policy(HostTransform):
+    """The operations of the recipe's policy.
 
     `interpolation` is that of geometric operations in timm's RandAugment and TrivialAugmentWide.
     """
-    if augment.auto_augment == "none":
+
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return augment.auto_augment != "none"
+
+    def sample(self, seed: int, positions: I64) -> NamedArrays:
+        base, augment = key(seed, "policy"), self.augment
+        match augment.auto_augment:
+            case "ta_wide":
+                return trivial_params(base, positions)
+            case "3-augment":
+                return three_augment_params(base, positions)
+            case "randaugment" if augment.randaugment.implementation == "timm":
+                return timm_rand_params(augment.randaugment, base, positions)
+            case "randaugment":
+                values = uniforms(base, positions, 2 * augment.randaugment.num_ops)
+                indices = (values[:, 0::2] * len(_RAND_NAMES)).astype(np.int64)
+                return {OP_INDEX: indices, OP_NEGATED: values[:, 1::2] < 0.5}
+        values = uniforms(base, positions, 5)
+        sub_policy = (values[:, 0] * len(POLICIES[augment.auto_augment])).astype(np.int64)
+        return {SUB_POLICY: sub_policy, OP_UNIFORM: values[:, 1::2], OP_NEGATED: values[:, 2::2] < 0.5}
+
+    def apply(self, image: Image.Image, params: NamedArrays) -> Image.Image:
+        augment = self.augment
+        negated = params[OP_NEGATED].tolist()
+        if OP_LEVEL in params:
+            make = _WITH_LEVELS[augment.auto_augment]
+            applied = params[OP_APPLIED].tolist() if OP_APPLIED in params else [True] * len(negated)
+            choices = zip(params[OP_INDEX].tolist(), params[OP_LEVEL].tolist(), negated, applied, strict=True)
+            for index, level, is_negated, is_applied in choices:
+                if is_applied:
+                    operation = make(index, level)
+                    image = apply_operation(image, operation, is_negated, augment.fill, RESAMPLING[self.interpolation])
+            return image
+        if augment.auto_augment == "randaugment":
+            operations = rand_operations(augment.randaugment.magnitude)
+            for index, is_negated in zip(params[OP_INDEX].tolist(), negated, strict=True):
+                image = apply_operation(image, operations[index], is_negated, augment.fill)
+            return image
+        pair = POLICIES[augment.auto_augment][int(params[SUB_POLICY])]
+        for operation, value, is_negated in zip(pair, params[OP_UNIFORM].tolist(), negated, strict=True):
+            if value < operation.probability:
+                image = apply_operation(image, operation, is_negated, augment.fill)
         return image
-    negated = params[OP_NEGATED].tolist()
-    if OP_LEVEL in params:
-        make = _WITH_LEVELS[augment.auto_augment]
-        applied = params[OP_APPLIED].tolist() if OP_APPLIED in params else [True] * len(negated)
-        choices = zip(params[OP_INDEX].tolist(), params[OP_LEVEL].tolist(), negated, applied, strict=True)
-        for index, level, is_negated, is_applied in choices:
-            if is_applied:
-                operation = make(index, level)
-                image = apply_operation(image, operation, is_negated, augment.fill, RESAMPLING[interpolation])
-        return image
-    if augment.auto_augment == "randaugment":
-        operations = rand_operations(augment.randaugment.magnitude)
-        for index, is_negated in zip(params[OP_INDEX].tolist(), negated, strict=True):
-            image = apply_operation(image, operations[index], is_negated, augment.fill)
-        return image
-    pair = POLICIES[augment.auto_augment][int(params[SUB_POLICY])]
-    for operation, value, is_negated in zip(pair, params[OP_UNIFORM].tolist(), negated, strict=True):
-        if value < operation.probability:
-            image = apply_operation(image, operation, is_negated, augment.fill)
-    return image
 
 
 _ENHANCEMENTS = ("brightness", "color", "contrast", "sharpness")

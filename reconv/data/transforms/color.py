@@ -8,9 +8,13 @@ import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
+from reconv.core.batch import Batch
 from reconv.core.random import key, uniforms
 from reconv.data.dataset import I64, NamedArrays
+from reconv.data.transforms.transform import DeviceTransform, HostTransform, Rows
 from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig
+
+COLOR_JITTER = "color_jitter"  # float32 [n, 4], as in `device_color_params`
 
 _WHITE = 255
 _ENHANCERS = {
@@ -20,39 +24,34 @@ _ENHANCERS = {
 }
 
 
-def is_jittered_on_host(augment: AugmentConfig) -> bool:
-    return augment.color_jitter.enabled and augment.color_jitter.implementation == "pillow"
+class ColorJitter(HostTransform):
+    """Brightness, contrast, saturation and hue by Pillow, in this order."""
 
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return augment.color_jitter.enabled and augment.color_jitter.implementation == "pillow"
 
-def is_jittered_on_device(augment: AugmentConfig) -> bool:
-    return augment.color_jitter.enabled and augment.color_jitter.implementation == "tensorflow"
+    def sample(self, seed: int, positions: I64) -> NamedArrays:
+        """The factors `brightness`, `contrast` and `saturation` and the shift of `hue`, float64 [n] each.
 
+        Only those that the recipe asks for.
+        """
+        config, values = self.augment.color_jitter, uniforms(key(seed, "jitter"), positions, 4)
+        params = {}
+        for column, name in enumerate(_ENHANCERS):
+            strength = getattr(config, name)
+            if strength > 0:
+                low = max(0.0, 1 - strength)
+                params[name] = low + values[:, column] * (1 + strength - low)
+        if config.hue > 0:
+            params["hue"] = (2 * values[:, 3] - 1) * config.hue
+        return params
 
-def color_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
-    """The factors `brightness`, `contrast` and `saturation` and the shift of `hue`, float64 [n] each, for Pillow.
-
-    Only those that the recipe asks for; none where colors change on the device.
-    """
-    if not is_jittered_on_host(augment):
-        return {}
-    config, values = augment.color_jitter, uniforms(key(seed, "jitter"), positions, 4)
-    params = {}
-    for column, name in enumerate(_ENHANCERS):
-        strength = getattr(config, name)
-        if strength > 0:
-            low = max(0.0, 1 - strength)
-            params[name] = low + values[:, column] * (1 + strength - low)
-    if config.hue > 0:
-        params["hue"] = (2 * values[:, 3] - 1) * config.hue
-    return params
-
-
-def color_jitter(image: Image.Image, params: NamedArrays) -> Image.Image:
-    """Brightness, contrast, saturation and hue, in this order; `params` is one row of `color_params`."""
-    for name, enhancer in _ENHANCERS.items():
-        if name in params:
-            image = enhancer(image).enhance(float(params[name]))
-    return shift_hue(image, float(params["hue"])) if "hue" in params else image
+    def apply(self, image: Image.Image, params: NamedArrays) -> Image.Image:
+        for name, enhancer in _ENHANCERS.items():
+            if name in params:
+                image = enhancer(image).enhance(float(params[name]))
+        return shift_hue(image, float(params["hue"])) if "hue" in params else image
 
 
 def shift_hue(image: Image.Image, shift: float) -> Image.Image:
@@ -60,6 +59,20 @@ def shift_hue(image: Image.Image, shift: float) -> Image.Image:
     hue, saturation, value = image.convert("HSV").split()
     shifted = Image.fromarray(np.asarray(hue) + np.uint8(round(shift * 255) % 256))
     return Image.merge("HSV", (shifted, saturation, value)).convert("RGB")
+
+
+class DeviceColorJitter(DeviceTransform):
+    """TensorFlow's color jitter of uint8 images, which gives floats of 0 to 255."""
+
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return augment.color_jitter.enabled and augment.color_jitter.implementation == "tensorflow"
+
+    def sample(self, rows: Rows) -> NamedArrays:
+        return {COLOR_JITTER: device_color_params(self.augment.color_jitter, rows.seed, rows.positions)}
+
+    def apply(self, batch: Batch) -> Batch:
+        return batch.replace(images=jitter_on_device(batch["images"], batch[COLOR_JITTER], self.dtype))
 
 
 def device_color_params(config: ColorJitterConfig, seed: int, positions: I64) -> npt.NDArray[np.float32]:

@@ -7,111 +7,101 @@ is seeded for each image. On the device `transform(images, uniforms)` takes and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from PIL import Image
 from torch import Tensor
 
+from reconv.core.batch import Batch
 from reconv.core.custom_code import build_object, code_errors
 from reconv.core.errors import UsageError
 from reconv.core.random import generator, hash_array, key, uniforms
-from reconv.data.dataset import I64, U8, NamedArrays
-from reconv.data.decode.pillow import to_array, to_image
+from reconv.data.dataset import I64, NamedArrays
+from reconv.data.transforms.transform import DeviceTransform, HostTransform, Rows
 from reconv.recipe.parts.code import TransformConfig
-from reconv.recipe.parts.data import AugmentConfig
+from reconv.recipe.parts.data import AugmentConfig, Interpolation
 
 EXTRA_KEYS = "extra_keys"  # uint64 [n, transforms]: the key of each generator
 _EXTRA_UNIFORMS = "extra_uniforms_"  # and the number of the transform: float32 [n, k]
 
-HostTransform = Callable[[Image.Image, np.random.Generator], Image.Image]
-DeviceTransform = Callable[[Tensor, Tensor], Tensor]
 
-
-@dataclass(frozen=True, slots=True)
-class HostTransforms:
+class HostExtra(HostTransform):
     """The user's transforms where images are decoded, in order."""
 
-    names: tuple[str, ...]
-    transforms: tuple[HostTransform, ...]
+    def __init__(self, augment: AugmentConfig, interpolation: Interpolation = "bilinear") -> None:
+        super().__init__(augment, interpolation)
+        self._transforms = _build(augment.host_extra)
 
-    def __call__(self, pixels: U8, params: NamedArrays) -> U8:
-        """Transformed pixels [channels, size, size]; `params` is one row of `extra_host_params`."""
-        image = to_image(np.ascontiguousarray(pixels.transpose(1, 2, 0)), len(pixels))
-        for name, transform, seed in zip(self.names, self.transforms, params[EXTRA_KEYS], strict=True):
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return bool(augment.host_extra)
+
+    def sample(self, seed: int, positions: I64) -> NamedArrays:
+        """The keys of the generators of the transforms, at each position."""
+        numbers = range(len(self._transforms))
+        columns = [hash_array(key(seed, f"extra on host {number}"), positions) for number in numbers]
+        return {EXTRA_KEYS: np.stack(columns, axis=1)}
+
+    def apply(self, image: Image.Image, params: NamedArrays) -> Image.Image:
+        for (name, transform), seed in zip(self._transforms, params[EXTRA_KEYS], strict=True):
             with code_errors(name):
                 changed = transform(image, generator(int(seed)))
             if not isinstance(changed, Image.Image) or (changed.size, changed.mode) != (image.size, image.mode):
                 is_image = isinstance(changed, Image.Image)
-                found = f"an image of {changed.size}, {changed.mode}" if is_image else f"a {type(changed).__name__}"
+                actual = f"an image of {changed.size}, {changed.mode}" if is_image else f"a {type(changed).__name__}"
                 raise UsageError(
-                    f"{name} returns {found}",
+                    f"{name} returns {actual}",
                     where="augment.extra",
                     why=f"it must keep the size {image.size} and the mode {image.mode} of the PIL image",
                 )
             image = changed
-        return to_array(image).transpose(2, 0, 1)
+        return image
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTransforms:
-    """The user's transforms on the device, in order."""
+class DeviceExtra(DeviceTransform):
+    """The user's transforms of normalized images, in order."""
 
-    names: tuple[str, ...]
-    transforms: tuple[DeviceTransform, ...]
+    def __init__(self, augment: AugmentConfig, num_classes: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(augment, num_classes, dtype)
+        self._transforms = _build(augment.device_extra)
 
-    def params(self, seed: int, positions: I64) -> dict[str, npt.NDArray[np.generic]]:
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return bool(augment.device_extra)
+
+    def sample(self, rows: Rows) -> NamedArrays:
         """The uniform numbers of each transform at each position."""
         return {
             f"{_EXTRA_UNIFORMS}{number}": uniforms(
-                key(seed, f"extra on device {number}"), positions, getattr(transform, "num_uniforms", 1)
+                key(rows.seed, f"extra on device {number}"), rows.positions, getattr(transform, "num_uniforms", 1)
             ).astype(np.float32)
-            for number, transform in enumerate(self.transforms)
+            for number, (_, transform) in enumerate(self._transforms)
         }
 
-    def __call__(self, images: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Transformed images; `tensors` has the numbers of `params`."""
-        for number, (name, transform) in enumerate(zip(self.names, self.transforms, strict=True)):
+    def apply(self, batch: Batch) -> Batch:
+        images = batch["images"]
+        for number, (name, transform) in enumerate(self._transforms):
             with code_errors(name):
-                changed = transform(images, tensors[f"{_EXTRA_UNIFORMS}{number}"])
+                changed = transform(images, batch[f"{_EXTRA_UNIFORMS}{number}"])
             if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (images.shape, images.dtype):
                 is_tensor = isinstance(changed, Tensor)
-                found = f"{changed.dtype} {list(changed.shape)}" if is_tensor else f"a {type(changed).__name__}"
+                actual = f"{changed.dtype} {list(changed.shape)}" if is_tensor else f"a {type(changed).__name__}"
                 raise UsageError(
-                    f"{name} returns {found}",
+                    f"{name} returns {actual}",
                     where="augment.extra",
                     why=f"it must keep the shape {list(images.shape)} and {images.dtype}",
                 )
             images = changed
-        return images
+        return batch.replace(images=images)
 
 
-def host_transforms(augment: AugmentConfig) -> HostTransforms | None:
-    """The user's transforms on the host; None without any."""
-    chosen = augment.host_extra
-    return HostTransforms(*_build(chosen)) if chosen else None
-
-
-def device_transforms(augment: AugmentConfig) -> DeviceTransforms:
-    """The user's transforms on the device."""
-    return DeviceTransforms(*_build(augment.device_extra))
-
-
-def _build(configs: Sequence[TransformConfig]) -> tuple[tuple[str, ...], tuple[Callable[..., Any], ...]]:
-    built = tuple(build_object(config.name, config.options, "a transform") for config in configs)
-    for config, transform in zip(configs, built, strict=True):
+def _build(configs: Sequence[TransformConfig]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """The name and the object of each transform."""
+    built = tuple((config.name, build_object(config.name, config.options, "a transform")) for config in configs)
+    for name, transform in built:
         if not callable(transform):
-            raise UsageError(f"{config.name} is not a transform", where="augment.extra", why=f"it is {transform!r}")
-    return tuple(config.name for config in configs), built
-
-
-def extra_host_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
-    """The keys of the generators of the user's transforms on the host, at each position."""
-    count = len(augment.host_extra)
-    if count == 0:
-        return {}
-    columns = [hash_array(key(seed, f"extra on host {number}"), positions) for number in range(count)]
-    return {EXTRA_KEYS: np.stack(columns, axis=1)}
+            raise UsageError(f"{name} is not a transform", where="augment.extra", why=f"it is {transform!r}")
+    return built

@@ -1,6 +1,7 @@
-"""Random crops, flips and erased boxes: their parameters, and the crops of pixels.
+"""Random crops, flips and erased boxes.
 
-Parameters are functions of (seed, position); a crop box also depends on the size of its image.
+The parameters of a crop are sampled apart from those of the other transforms, because the box also depends on the size
+of its image: `host.py` has the views that crop.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from reconv.core.batch import Batch
 from reconv.core.random import key, uniforms
 from reconv.data.dataset import F64, I64, U8, NamedArrays
 from reconv.data.decode.jpeg_header import PixelBox
+from reconv.data.transforms.transform import DeviceTransform, Rows
 from reconv.recipe.parts.data import AugmentConfig, RandomErasingConfig
 
 # Names of crop parameters. The size of an image is known only once its header is read, so a random resized crop has
@@ -21,6 +26,9 @@ CROP_AREA = "crop_area"  # float64 [n, attempts]
 CROP_RATIO = "crop_ratio"  # float64 [n, attempts]
 CROP_POSITION = "crop_position"  # float64 [n, 2]: horizontal, vertical
 CROP_CORNER = "crop_corner"  # int64 [n, 2]: top and left in the padded image
+
+FLIPS = "flips"  # bool [n]
+ERASE_BOXES = "erase_boxes"  # int64 [n, 4]: left, top, right, bottom; empty where nothing is erased
 
 _ERASE_ATTEMPTS = 10
 
@@ -40,6 +48,35 @@ def crop_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArray
     return {}
 
 
+class Flip(DeviceTransform):
+    """Horizontal flips of images and their boxes. Every batch has their column, also without flips."""
+
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return True
+
+    def sample(self, rows: Rows) -> NamedArrays:
+        if self.augment.hflip_mode == "random" or self.augment.hflip == 0:
+            return {FLIPS: random_flips(self.augment, rows.seed, rows.positions)}
+        return {FLIPS: alternating_flips(self.augment, rows.seed, rows.indices, rows.epochs)}
+
+    def apply(self, batch: Batch) -> Batch:
+        if self.augment.hflip == 0:
+            return batch
+        images, flips = batch["images"], batch[FLIPS]
+        flipped = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
+        return self.apply_to_targets(batch).replace(images=flipped)
+
+    def apply_to_targets(self, batch: Batch) -> Batch:
+        if self.augment.hflip == 0 or "boxes" not in batch.tensors:
+            return batch
+        boxes, flips = batch["boxes"], batch[FLIPS]
+        left, top, right, bottom = boxes.unbind(-1)
+        flipped = torch.stack([1 - right, top, 1 - left, bottom], dim=-1)
+        is_flipped = flips.view(-1, 1) & (batch["labels"] > 0)  # padding stays zero
+        return batch.replace(boxes=torch.where(is_flipped[..., None], flipped, boxes))
+
+
 def random_flips(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
     """True if each position's image is flipped horizontally."""
     return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.hflip
@@ -50,6 +87,21 @@ def alternating_flips(augment: AugmentConfig, seed: int, indices: I64, epochs: I
     in_even_epochs = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.hflip
     flips: npt.NDArray[np.bool_] = in_even_epochs != (epochs % 2 == 1)
     return flips
+
+
+class Erase(DeviceTransform):
+    """Random erasing of normalized images: a box of the mean color."""
+
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return augment.random_erasing.probability > 0
+
+    def sample(self, rows: Rows) -> NamedArrays:
+        return {ERASE_BOXES: erase_boxes(self.augment.random_erasing, rows.seed, rows.positions, rows.size)}
+
+    def apply(self, batch: Batch) -> Batch:
+        images = batch["images"]
+        return batch.replace(images=images.masked_fill(box_mask(batch[ERASE_BOXES], images.shape[-1]), 0))
 
 
 def erase_boxes(config: RandomErasingConfig, seed: int, positions: I64, size: int) -> I64:
@@ -67,6 +119,14 @@ def erase_boxes(config: RandomErasingConfig, seed: int, positions: I64, size: in
         if len(fits):
             boxes[row] = _box_at(position[row], size, size, int(widths[fits[0]]), int(heights[fits[0]]))
     return boxes
+
+
+def box_mask(boxes: Tensor, size: int) -> Tensor:
+    """Mask of the pixels inside each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
+    left, top, right, bottom = boxes.view(-1, 4, 1, 1, 1).unbind(1)
+    along = torch.arange(size, device=boxes.device)
+    columns, rows = along.view(1, 1, 1, -1), along.view(1, 1, -1, 1)
+    return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
 
 
 def random_resized_crop_box(width: int, height: int, params: NamedArrays, augment: AugmentConfig) -> PixelBox:

@@ -1,4 +1,4 @@
-"""Views of images where they are decoded, and the changes of their pixels there.
+"""Views of images where they are decoded.
 
 A view is the part of an image that a row of a batch shows. It has the boxes that the compiled decoder crops, and fills
 a row from any other image; `RowReader` chooses between the two. The result is a function of the image's bytes, its
@@ -22,17 +22,7 @@ from reconv.data.decode.native import I32
 from reconv.data.decode.pillow import MAX_PIXELS, RESAMPLING, decode_image, to_array, to_image
 from reconv.data.decode.simplejpeg import jpeg_decoder
 from reconv.data.stage_timing import record_stage
-from reconv.data.transforms.auto_augment import auto_augment
-from reconv.data.transforms.color import color_jitter
-from reconv.data.transforms.geometry import (
-    CROP_AREA,
-    CROP_CORNER,
-    CROP_POSITION,
-    CROP_RATIO,
-    pad_crop,
-    random_resized_crop_box,
-)
-from reconv.data.transforms.params import changes_colors_on_host
+from reconv.data.transforms.geometry import CROP_AREA, CROP_POSITION, CROP_RATIO, random_resized_crop_box
 from reconv.recipe.parts.data import AugmentConfig, Interpolation, PreprocessConfig
 
 
@@ -188,34 +178,8 @@ class RandomResizedView(ImageView):
 
 
 def train_view(preprocess: PreprocessConfig, augment: AugmentConfig) -> ImageView:
-    """The view of training images before `change_row`."""
+    """The view of training images before their transforms."""
     return RandomResizedView(preprocess, augment) if augment.crop == "random_resized" else CenterView(preprocess)
-
-
-def changes_rows(augment: AugmentConfig) -> bool:
-    """True if `change_row` has anything to do."""
-    return augment.crop == "random" or changes_colors_on_host(augment)
-
-
-def change_row(pixels: U8, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays) -> None:
-    """Pad and crop a training image [channels, size, size] and change its colors, in place.
-
-    `params` is one row of `params.host_params`.
-    """
-    if augment.crop == "random":
-        pixels[:] = pad_crop(pixels[None], params[CROP_CORNER][None], augment.padding, augment.padding_mode)[0]
-    if changes_colors_on_host(augment):
-        cropped = to_image(np.ascontiguousarray(pixels.transpose(1, 2, 0)), preprocess.channels)
-        pixels[:] = to_array(_change_colors(cropped, preprocess, augment, params)).transpose(2, 0, 1)
-
-
-def _change_colors(
-    image: Image.Image, preprocess: PreprocessConfig, augment: AugmentConfig, params: NamedArrays
-) -> Image.Image:
-    """Color jitter, then the policy; after 3-Augment, as in DeiT III."""
-    if augment.auto_augment == "3-augment":
-        return color_jitter(auto_augment(image, augment, params), params)
-    return auto_augment(color_jitter(image, params), augment, params, preprocess.interpolation)
 
 
 def _decode_box(data: bytes, header: JpegHeader, box: PixelBox, name: str) -> U8:

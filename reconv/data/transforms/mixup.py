@@ -20,8 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from reconv.core.batch import Batch
 from reconv.core.random import generator, key, permutation
-from reconv.data.dataset import I64
+from reconv.data.dataset import I64, NamedArrays
+from reconv.data.transforms.geometry import box_mask
+from reconv.data.transforms.transform import GroupTransform
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig
 
 # Names of the parameters. Offsets are relative, so that they hold in any slice that keeps groups whole.
@@ -32,6 +35,26 @@ CUTMIX_BOXES = "cutmix_boxes"  # int64 [n, 4]: left, top, right, bottom of what 
 
 F32 = npt.NDArray[np.float32]
 _NO_BOX = (0, 0, 0, 0)
+
+
+class Mix(GroupTransform):
+    """MixUp and CutMix. Mixing adds `soft_targets`; `targets` stay the class indices."""
+
+    @staticmethod
+    def is_active(augment: AugmentConfig) -> bool:
+        return augment.mixes
+
+    def sample_groups(self, seed: int, step: int, positions: I64, groups: Sequence[int], size: int) -> NamedArrays:
+        return mix_params(self.augment, seed, step, positions, groups, size)
+
+    def apply(self, batch: Batch) -> Batch:
+        images = mix_images(batch["images"], batch.tensors, self.augment)
+        return self.apply_to_targets(batch).replace(images=images)
+
+    def apply_to_targets(self, batch: Batch) -> Batch:
+        size = batch["images"].shape[-1]
+        soft = mix_targets(batch["targets"], batch.tensors, self.num_classes, self.augment, size, self.dtype)
+        return batch.replace(soft_targets=soft)
 
 
 def mix_params(
@@ -110,14 +133,6 @@ def _cutmix_box(size: int, kept: float, center_x: float, center_y: float) -> tup
     left, right = (min(size, max(0, round(center_x * size + side))) for side in (-half, half))
     top, bottom = (min(size, max(0, round(center_y * size + side))) for side in (-half, half))
     return left, top, right, bottom
-
-
-def box_mask(boxes: Tensor, size: int) -> Tensor:
-    """Mask of the pixels inside each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
-    left, top, right, bottom = boxes.view(-1, 4, 1, 1, 1).unbind(1)
-    along = torch.arange(size, device=boxes.device)
-    columns, rows = along.view(1, 1, 1, -1), along.view(1, 1, -1, 1)
-    return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
 
 
 def mix_images(images: Tensor, params: Mapping[str, Tensor], augment: AugmentConfig) -> Tensor:

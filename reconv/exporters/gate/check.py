@@ -18,8 +18,8 @@ from torch import Tensor
 
 from reconv.build.postprocess import build_postprocess
 from reconv.core.errors import DataError, ExportError
-from reconv.data.transforms.device import Normalize
 from reconv.data.transforms.host import eval_transform
+from reconv.data.transforms.normalize import Normalize
 from reconv.exporters.gate.images import GateImage, GateImages
 from reconv.inference.backends.base import LogFunction
 from reconv.inference.image_input import ImageFile, to_pil

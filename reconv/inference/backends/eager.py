@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.build.model import Network
-from reconv.build.preprocess import build_eval_preprocess
+from reconv.build.model import Network, build_eval_preprocess
 from reconv.inference.backends.base import InferenceBackend
 from reconv.recipe.schema import Recipe
 from reconv.tasks.evaluation import average_views, eval_mode

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.data.transforms.device import Normalize, standardize
+from reconv.data.transforms.normalize import Normalize, standardize
 from reconv.recipe.parts.data import PreprocessConfig
 from reconv.tasks.evaluation import average_views
 

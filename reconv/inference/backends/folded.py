@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.data.transforms.device import EvalPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.compiler import compile_inference
 from reconv.inference.backends.fold import fold_batch_norms

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from reconv.data.transforms.device import EvalPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.device.graphs import GraphCapture
 from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.captured_network import CapturedInference, FusedInference

@@ -325,6 +325,13 @@ class AugmentConfig(Section):
         return tuple(transform for transform in self.extra if transform.on_device)
 
 
+def effective_augment(augment: AugmentConfig) -> AugmentConfig:
+    """The augmentation that really happens: only mixing if training images are made like those of evaluation."""
+    if not augment.train_like_eval:
+        return augment
+    return augment.model_copy(update={"crop": "none", "hflip": 0.0, "zoom_out": ZoomOutConfig()})
+
+
 def why_not_native(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
     """Reason why the compiled decoder cannot make the crops of JPEG files; None if it can."""
     reasons = {

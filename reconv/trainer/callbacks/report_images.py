@@ -18,7 +18,7 @@ from reconv.data.inspect.draw_boxes import draw_batch_boxes
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.dataset_factory import select
-from reconv.data.transforms.device import denormalize
+from reconv.data.transforms.normalize import denormalize
 from reconv.logging.events import ImageLogged
 from reconv.logging.phases import Phase
 from reconv.metrics.detection import DetectionMetrics

@@ -20,7 +20,7 @@ from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.host import train_preprocess
-from reconv.data.transforms.params import host_params
+from reconv.data.transforms.train import HostTransforms
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -92,7 +92,7 @@ def test_images_of_another_size_are_those_of_the_host_transform(crop: str, polic
         loader = make_train_loader(dataset, recipe, plan, DataContext.on_host())
         (micro_batches,) = list(loader.steps(step, step + 1))
         for batch in micro_batches:
-            params = host_params(recipe.augment, recipe.seed, batch.positions.numpy())
+            params = HostTransforms(PREPROCESS, recipe.augment).sample(recipe.seed, batch.positions.numpy())
             for row, index in enumerate(batch["indices"].tolist()):
                 spec = train_preprocess(PREPROCESS, recipe.augment, size)
                 wanted = host_train(

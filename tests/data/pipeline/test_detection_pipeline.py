@@ -20,7 +20,8 @@ from reconv.data.pipeline.detection import DetectionPipeline, make_detection_pip
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
-from reconv.data.transforms.device import TrainPreprocess, flip_batch
+from reconv.data.transforms.geometry import Flip
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.detection.annotation import Annotation, make_annotation
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
@@ -182,12 +183,13 @@ def test_images_and_boxes_are_flipped_together_and_twice_is_no_flip() -> None:
     labels = torch.tensor([[1, 0, 0]] * 2)
     tensors = {"images": images, "boxes": boxes, "labels": labels, "flips": torch.tensor([True, False])}
     batch = Batch(tensors, torch.arange(2), (2,))
-    once = flip_batch(batch)
+    flip = Flip(AugmentConfig(hflip=0.5))
+    once = flip.apply(batch)
     assert once["boxes"][0, 0].tolist() == [6 / 8, 1 / 8, 1, 3 / 8]
     assert once["images"][0, 0, 1:3, 6:8].min() == 255 and once["images"][0].sum() == images[0].sum()
     assert torch.equal(once["boxes"][1], boxes[1]) and torch.equal(once["images"][1], images[1])
     assert (once["boxes"][:, 1:] == 0).all()
-    twice = flip_batch(once)
+    twice = flip.apply(once)
     assert torch.equal(twice["images"], images) and torch.allclose(twice["boxes"], boxes)
 
 

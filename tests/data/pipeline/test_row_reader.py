@@ -20,9 +20,9 @@ from PIL import Image
 from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files, select_rows
 from reconv.data.decode import native
-from reconv.data.pipeline.row_reader import RowReader, Source, can_fill_from_files
+from reconv.data.pipeline.row_reader import RowReader, Source
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset
-from reconv.data.pipeline.samples import DecodePipeline
+from reconv.data.pipeline.samples import DecodePipeline, can_fill_from_files
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
@@ -34,7 +34,6 @@ from reconv.data.transforms.geometry import (
     random_resized_crop_box,
 )
 from reconv.data.transforms.host import train_view
-from reconv.data.transforms.params import host_params
 from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
@@ -183,7 +182,7 @@ class Paths(NamedTuple):
 def test_unsupported_files_are_filled_alone(mixed: FolderDataset) -> None:
     paths = Paths([os.fsencode(mixed.path(index)) for index in range(6)])
     images = np.zeros((6, 3, 32, 32), np.uint8)
-    outcomes = RowReader(train_view(SPEC, NATIVE), True).fill(paths, host_params(NATIVE, 3, np.arange(6)), images)
+    outcomes = RowReader(train_view(SPEC, NATIVE), True).fill(paths, crop_params(NATIVE, 3, np.arange(6)), images)
     assert [not isinstance(outcome, DataError) for outcome in outcomes] == [False, *MADE.values()]
     assert [outcomes[row] for row in (1, 4, 5)] == [(120, 90), (90, 120), (300, 200)]
 

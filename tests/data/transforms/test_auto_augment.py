@@ -12,8 +12,7 @@ from reconv.data.transforms.auto_augment import (
     OP_UNIFORM,
     POLICIES,
     SUB_POLICY,
-    auto_augment,
-    auto_augment_params,
+    Policy,
     rand_operations,
 )
 from reconv.data.transforms.image_ops import OPERATIONS, Operation, apply_operation
@@ -168,7 +167,7 @@ def test_timms_randaugment_has_its_operations_and_strengths() -> None:
 def test_timms_magnitudes_are_normal_and_half_of_the_operations_are_applied() -> None:
     rand = RandAugmentConfig(implementation="timm", magnitude=7, magnitude_std=0.5)
     augment = AugmentConfig(auto_augment="randaugment", randaugment=rand)
-    params = auto_augment_params(augment, 3, np.arange(20_000, dtype=np.int64))
+    params = Policy(augment).sample(3, np.arange(20_000, dtype=np.int64))
     levels = params[OP_LEVEL] * 10
     assert levels.mean() == pytest.approx(7, abs=0.02) and levels.std() == pytest.approx(0.5, abs=0.01)
     assert (np.abs(levels - 7) < 0.5).mean() == pytest.approx(0.683, abs=0.01)
@@ -176,7 +175,7 @@ def test_timms_magnitudes_are_normal_and_half_of_the_operations_are_applied() ->
     assert params[OP_APPLIED].mean() == pytest.approx(0.5, abs=0.01)
     assert params[OP_INDEX].min() == 0 and params[OP_INDEX].max() == 14
     wild = rand.model_copy(update={"magnitude_std": 50.0})
-    levels = auto_augment_params(augment.model_copy(update={"randaugment": wild}), 3, np.arange(99))[OP_LEVEL]
+    levels = Policy(augment.model_copy(update={"randaugment": wild})).sample(3, np.arange(99))[OP_LEVEL]
     assert (levels.min(), levels.max()) == (0, 1)
 
 
@@ -189,7 +188,7 @@ def test_trivial_augment_has_the_strengths_of_torchvision() -> None:
         assert found["rotate"] == pytest.approx(np.linspace(0, 135, 31)[bin_number])
         assert found["posterize"] == 8 - round(bin_number / (30 / 6))
         assert found["solarize"] == pytest.approx(np.linspace(255, 0, 31)[bin_number])
-    params = auto_augment_params(AugmentConfig(auto_augment="ta_wide"), 0, np.arange(5000, dtype=np.int64))
+    params = Policy(AugmentConfig(auto_augment="ta_wide")).sample(0, np.arange(5000, dtype=np.int64))
     assert len(np.unique(params[OP_LEVEL])) == 31
 
 
@@ -202,8 +201,8 @@ def test_three_augment_is_grayscale_solarize_or_blur() -> None:
     ]
     for index, expected in enumerate(wanted):
         params = {OP_INDEX: np.array([index]), OP_NEGATED: np.array([False]), OP_LEVEL: np.array([0.25])}
-        assert np.array_equal(pixels(auto_augment(image, augment, params)), pixels(expected))
-    drawn = auto_augment_params(augment, 0, np.arange(3000, dtype=np.int64))[OP_INDEX]
+        assert np.array_equal(pixels(Policy(augment).apply(image, params)), pixels(expected))
+    drawn = Policy(augment).sample(0, np.arange(3000, dtype=np.int64))[OP_INDEX]
     assert np.bincount(drawn[:, 0]).min() > 900
 
 
@@ -214,9 +213,9 @@ def test_only_drawn_strengths_are_resampled_as_the_recipe_says() -> None:
     )
     params = {OP_INDEX: rotate, OP_NEGATED: np.array([True]), OP_LEVEL: np.array([0.5]), OP_APPLIED: np.array([True])}
     wanted = image.rotate(-15, Image.Resampling.BICUBIC, fillcolor=(124, 116, 104))
-    assert np.array_equal(pixels(auto_augment(image, augment, params, "bicubic")), pixels(wanted))
+    assert np.array_equal(pixels(Policy(augment, "bicubic").apply(image, params)), pixels(wanted))
     params[OP_APPLIED] = np.array([False])
-    assert auto_augment(image, augment, params, "bicubic") is image
+    assert Policy(augment, "bicubic").apply(image, params) is image
 
 
 def test_autoaugment_applies_the_chosen_pair() -> None:
@@ -225,7 +224,7 @@ def test_autoaugment_applies_the_chosen_pair() -> None:
 
     def augmented(sub_policy: int, uniform: tuple[float, float], negated: tuple[bool, bool]) -> np.ndarray:
         params = {SUB_POLICY: np.array(sub_policy), OP_UNIFORM: np.array(uniform), OP_NEGATED: np.array(negated)}
-        return pixels(auto_augment(image, augment, params))
+        return pixels(Policy(augment).apply(image, params))
 
     # Pair 2: equalize with probability 0.8, equalize with probability 0.6.
     assert np.array_equal(augmented(2, (0.79, 0.61), (True, True)), pixels(ImageOps.equalize(image)))
@@ -242,18 +241,18 @@ def test_randaugment_applies_n_operations_in_order() -> None:
     posterize, rotate = 10, 5
     params = {OP_INDEX: np.array([posterize, rotate]), OP_NEGATED: np.array([True, False])}
     wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GRAY,) * 3)
-    assert np.array_equal(pixels(auto_augment(image, augment, params)), pixels(wanted))
+    assert np.array_equal(pixels(Policy(augment).apply(image, params)), pixels(wanted))
 
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 def test_every_choice_of_a_policy_is_about_equally_frequent(policy: str) -> None:
     augment = AugmentConfig(auto_augment=policy, crop="none", randaugment=RandAugmentConfig(num_ops=3))  # type: ignore[arg-type]
-    params = auto_augment_params(augment, 0, np.arange(14_000, dtype=np.int64))
+    params = Policy(augment).sample(0, np.arange(14_000, dtype=np.int64))
     name, num_choices, num_ops = (OP_INDEX, 14, 3) if policy == "randaugment" else (SUB_POLICY, 25, 2)
     counts = np.bincount(params[name].reshape(14_000, -1)[:, 0], minlength=num_choices)
     assert counts.min() > 0.8 * 14_000 / num_choices
     assert params[OP_NEGATED].shape == (14_000, num_ops)
-    alone = auto_augment_params(augment, 0, np.array([77], np.int64))
+    alone = Policy(augment).sample(0, np.array([77], np.int64))
     assert all(np.array_equal(alone[name][0], params[name][77]) for name in params)
 
 
@@ -264,9 +263,9 @@ def test_policies_keep_size_and_mode_of_any_image(policy: str, mode: str) -> Non
     name = "randaugment" if policy == "timm" else policy
     augment = AugmentConfig(auto_augment=name, crop="none", randaugment=rand, fill=(1, 2, 3))  # type: ignore[arg-type]
     changed = 0
-    for row, params in enumerate(each_row(auto_augment_params(augment, 1, np.arange(120, dtype=np.int64)))):
+    for row, params in enumerate(each_row(Policy(augment).sample(1, np.arange(120, dtype=np.int64)))):
         image = (colors() if row % 10 else colors(1, 1)).convert(mode)
-        result = auto_augment(image, augment, params)
+        result = Policy(augment).apply(image, params)
         assert (result.size, result.mode) == (image.size, mode)
         changed += not np.array_equal(pixels(result), pixels(image))
     assert changed > 60

@@ -11,9 +11,8 @@ from data_examples import noise
 from PIL import Image, ImageEnhance
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.color import color_jitter, color_params, device_color_params, jitter_on_device, shift_hue
-from reconv.data.transforms.device import TrainPreprocess
-from reconv.data.transforms.params import COLOR_JITTER
+from reconv.data.transforms.color import COLOR_JITTER, ColorJitter, device_color_params, jitter_on_device, shift_hue
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.recipe.parts.data import (
     AugmentConfig,
     ColorJitterConfig,
@@ -22,7 +21,7 @@ from reconv.recipe.parts.data import (
 
 
 def test_color_jitter_is_pillows_enhancements_in_order() -> None:
-    image = Image.fromarray(noise(12, 12, 3, 0))
+    image, color_jitter = Image.fromarray(noise(12, 12, 3, 0)), ColorJitter(AugmentConfig()).apply
     params = {"brightness": np.array(0.8), "contrast": np.array(1.5), "saturation": np.array(0.8)}
     wanted = ImageEnhance.Brightness(image).enhance(0.8)
     wanted = ImageEnhance.Contrast(wanted).enhance(1.5)
@@ -34,7 +33,7 @@ def test_color_jitter_is_pillows_enhancements_in_order() -> None:
 
 def test_color_factors_cover_their_ranges_and_only_those_asked_for() -> None:
     config = ColorJitterConfig(brightness=0.2, contrast=2.0, hue=0.1)
-    params = color_params(AugmentConfig(color_jitter=config), 0, np.arange(4000, dtype=np.int64))
+    params = ColorJitter(AugmentConfig(color_jitter=config)).sample(0, np.arange(4000, dtype=np.int64))
     ranges = {"brightness": (0.8, 1.2), "contrast": (0.0, 3.0), "hue": (-0.1, 0.1)}
     assert params.keys() == ranges.keys()
     for name, (low, high) in ranges.items():
@@ -110,7 +109,8 @@ def test_device_jitter_covers_its_ranges_and_depends_on_the_position_alone() -> 
 
 def test_jittered_images_are_normalized_without_rounding() -> None:
     preprocess = PreprocessConfig(size=4, resize=None)
-    prepare = TrainPreprocess(preprocess, AugmentConfig(hflip=0.0), 10, torch.float32)
+    jitter = ColorJitterConfig(brightness=0.1, implementation="tensorflow")
+    prepare = TrainPreprocess(preprocess, AugmentConfig(hflip=0.0, color_jitter=jitter), 10, torch.float32)
     images = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     tensors = {"images": images, COLOR_JITTER: torch.tensor([[0.1, 1.0, 1.0, 0.0]])}
     result = prepare(Batch(tensors, torch.arange(1), (1,)), 0)["images"]

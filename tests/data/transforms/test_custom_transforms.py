@@ -16,8 +16,9 @@ from reconv.core.custom_code import CustomCodeError, provide
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.samples import make_sample_pipeline
 from reconv.data.readers.digits import open_digits
-from reconv.data.transforms.custom import device_transforms
-from reconv.data.transforms.device import TrainPreprocess
+from reconv.data.transforms.custom import DeviceExtra
+from reconv.data.transforms.train import TrainPreprocess
+from reconv.data.transforms.transform import Rows
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 GRAY = PreprocessConfig(size=8, resize=None, channels=1, mean=(0.5,), std=(0.5,))
@@ -66,8 +67,8 @@ def test_host_transforms_depend_on_the_position_and_not_on_how_rows_are_split() 
 
 def test_device_transforms_change_each_row_by_its_own_numbers() -> None:
     config, positions = augment(Brighten, on_device=True), np.arange(5)
-    transforms = device_transforms(config)
-    params = {name: torch.from_numpy(array) for name, array in transforms.params(3, positions).items()}
+    sampled = DeviceExtra(config).sample(Rows(3, positions, positions, positions * 0, 8))
+    params = {name: torch.from_numpy(array) for name, array in sampled.items()}
     images = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
     preprocess = TrainPreprocess(GRAY, config, 10, torch.float32)
 
@@ -107,6 +108,7 @@ def test_a_host_transform_that_does_not_keep_the_image_is_refused(
 
 
 def test_a_device_transform_that_changes_the_shape_is_refused() -> None:
-    transforms = device_transforms(augment(lambda images, uniforms: images.sum(), on_device=True))
+    transform = DeviceExtra(augment(lambda images, uniforms: images.sum(), on_device=True))
+    tensors = {"images": torch.zeros(2, 1, 4, 4), "extra_uniforms_0": torch.zeros(2, 1)}
     with pytest.raises(UsageError, match=r"torch.float32 \[\]"):
-        transforms(torch.zeros(2, 1, 4, 4), {"extra_uniforms_0": torch.zeros(2, 1)})
+        transform.apply(Batch(tensors, torch.arange(2), (2,)))

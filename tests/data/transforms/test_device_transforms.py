@@ -12,9 +12,10 @@ from reconv.core.batch import Batch
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.digits import open_digits
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.data.transforms.geometry import erase_boxes
 from reconv.data.transforms.mixup import mix_params
+from reconv.data.transforms.normalize import EvalPreprocess, denormalize
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import (
     AugmentConfig,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.data.transforms.device import TrainPreprocess
 from reconv.data.transforms.mixup import mix_params
+from reconv.data.transforms.train import TrainPreprocess
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
 
 SIZE = 14  # not a power of two: areas are no round fractions

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from reconv.core.batch import Batch
+from reconv.data.dataset import NamedArrays
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.device import EvalPreprocess, TrainPreprocess
-from reconv.data.transforms.params import host_params
+from reconv.data.transforms.normalize import EvalPreprocess
+from reconv.data.transforms.train import HostTransforms, TrainPreprocess
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.data import (
     AugmentConfig,
@@ -30,14 +31,16 @@ SIZE = 20
 
 def test_the_parameters_of_one_transform_do_not_depend_on_the_others() -> None:
     positions = np.arange(50, dtype=np.int64)
-    crop = host_params(AugmentConfig(), 1, positions)
-    policy = host_params(AugmentConfig(crop="none", auto_augment="autoaugment"), 1, positions)
-    color = host_params(AugmentConfig(crop="none", color_jitter=ColorJitterConfig(hue=0.1)), 1, positions)
-    together = host_params(
-        AugmentConfig(color_jitter=ColorJitterConfig(hue=0.1), auto_augment="autoaugment"), 1, positions
-    )
+
+    def sample(**augment: object) -> NamedArrays:
+        return HostTransforms(PreprocessConfig(), AugmentConfig(**augment)).sample(1, positions)  # type: ignore[arg-type]
+
+    crop = sample()
+    policy = sample(crop="none", auto_augment="autoaugment")
+    color = sample(crop="none", color_jitter=ColorJitterConfig(hue=0.1))
+    together = sample(color_jitter=ColorJitterConfig(hue=0.1), auto_augment="autoaugment")
     assert together.keys() == crop.keys() | policy.keys() | color.keys()
-    for name, array in (crop | policy | color).items():
+    for name, array in {**crop, **policy, **color}.items():
         assert np.array_equal(together[name], array), name
 
 
