@@ -51,8 +51,8 @@ from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.data.transforms.train import TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection import DetectionMetrics
-from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import Override
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.trainer.prepare import PreparedRun
 
 RECIPE = "ssd-resnet34-voc"

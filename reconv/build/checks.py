@@ -12,6 +12,7 @@ from reconv.build.model import build_activation_checkpointing, build_meta_model,
 from reconv.core.custom_code import code_errors
 from reconv.core.errors import DataError, RecipeError, UsageError
 from reconv.core.machine import Machine, available_memory_bytes
+from reconv.core.text import count
 from reconv.data.dataset import Dataset
 from reconv.device import Device, count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
@@ -27,7 +28,6 @@ from reconv.optim.param_groups import decay_groups
 from reconv.precision import build_precision
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.parts.code import names_code
-from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
 
 

@@ -41,7 +41,7 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
 
 def _scaling_lines(result: dict[str, Any]) -> list[str]:
     """Weak scaling, and the cost of the gradient reduction."""
-    from reconv.recipe.plan_text import count
+    from reconv.core.text import count
 
     scaling, devices = result["scaling"], result["devices"]
     reduction = scaling["reduce"] if scaling["compress"] == "off" else f"{scaling['reduce']}, {scaling['compress']}"

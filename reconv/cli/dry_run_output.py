@@ -48,7 +48,7 @@ def _print_event(event: Event) -> None:
     from reconv.logging.events import LogMessage, RunPlanned
 
     if isinstance(event, RunPlanned):
-        from reconv.recipe.plan_text import count
+        from reconv.core.text import count
 
         for line in (f"{event.recipe}: {event.model}, {count(event.total_steps, 'step')}", *event.lines):
             print_line(line)
@@ -58,8 +58,8 @@ def _print_event(event: Event) -> None:
 
 def dry_run_lines(result: DryRunResult, *, compile_only: bool) -> list[str]:
     """The result of a dry run as text; what was not measured is left out."""
+    from reconv.core.text import count
     from reconv.logging import formatting as fmt
-    from reconv.recipe.plan_text import count
 
     lines = [
         f"setup {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"

@@ -22,14 +22,13 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from reconv.cluster.elastic_config import ElasticConfig
 from reconv.cluster.node_rendezvous import Rendezvous, Roster, SingleNode, StoreRendezvous
 from reconv.core.errors import ExitCode, ReconvError, RemoteRankError, ResourceError, TerminatedError, UsageError
-from reconv.core.text import printable
+from reconv.core.text import count, printable
 from reconv.core.wait import ProcessWait
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, ROUND_VARIABLE, SECRET_VARIABLE
 from reconv.distributed.launcher import failure_of, forward_signals_during, signal_ranks, start_fork_server, start_ranks
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.nic import find_nic, interface_addresses
 from reconv.distributed.rank_store import new_secret
-from reconv.recipe.plan_text import count
 from reconv.storage.temporary_folder import has_owner, temporary_folder
 
 T = TypeVar("T")

@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from reconv.core.errors import ExitCode, RankLostError, ReconvError, RemoteRankError, TerminatedError, UsageError
 from reconv.core.stop_signals import handled_stop_signals
-from reconv.core.text import printable
+from reconv.core.text import count, printable
 from reconv.core.version import __version__
 from reconv.core.wait import ProcessWait
 from reconv.distributed.environment import ROUND_VARIABLE, SECRET_VARIABLE
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.nic import interface_addresses
 from reconv.distributed.rank_store import new_secret
-from reconv.recipe.plan_text import count
 
 if TYPE_CHECKING:
     from reconv.trainer.options import RunOptions

@@ -1,4 +1,4 @@
-"""Text from outside (names, paths, hosts, keys of files) made safe to print.
+"""Text from outside (names, paths, hosts, keys of files) made safe to print, and numbers with their nouns.
 
 Control characters would act on the terminal, newlines would forge lines of output, and bidirectional overrides would
 change the order of what is read. All other characters, of any language, stay as they are.
@@ -33,3 +33,9 @@ def printable_lines(*lines: str) -> PrintableLines:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{ending}"

@@ -26,7 +26,7 @@ from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.nvidia_launch import script_command
 from reconv.migrate.translation import Action, Row, Setting, Translation, determines_result, is_of_network
 from reconv.migrate.wrappers import unwrap
-from reconv.recipe.rules.contradiction import ContradictionError
+from reconv.recipe.parts.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from reconv.core.errors import RecipeError, one_of
-from reconv.recipe.plan_text import count
+from reconv.core.text import count
 from reconv.recipe.schema import Recipe
 
 # Per pipeline device: with m micro-batches, p devices are idle for (p - 1) / (m + p - 1) of the time.

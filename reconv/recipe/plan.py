@@ -9,16 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 
 from reconv.core.errors import RecipeError, one_of
+from reconv.core.text import count
 from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.parts.data import Decoder
-from reconv.recipe.parts.schedule import ScheduleConfig
-from reconv.recipe.plan_text import count, plan_lines
+from reconv.recipe.parts.schedule import SchedulePlan, plan_schedule
+from reconv.recipe.plan_text import plan_lines
 from reconv.recipe.schema import Recipe
-from reconv.recipe.units import Duration
+from reconv.recipe.units import Duration, duration_steps, exact_steps
 
 EVAL_AHEAD = 2  # evaluation batches to prefetch
 
@@ -55,30 +55,6 @@ class Every:
         if interval is None or since < 0:
             return False
         return since // interval > (since - 1) // interval
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulePlan:
-    """The schedule with all durations in steps and scaled learning rates."""
-
-    name: str
-    peak_lr: float
-    end_lr: float
-    total_steps: int
-    steps_per_epoch: float
-    warmup_steps: int
-    period_steps: Fraction | None = None
-    milestone_steps: tuple[int, ...] = ()
-    gamma: float = 0.1
-    power: float = 2.0
-    tick_steps: int = 1  # steps between updates of the learning rate: 1 or an epoch
-    warmup_from: str = "first"
-    warmup_mode: str = "prefix"
-    end_steps: int | None = None  # where decaying schedules end; None: total_steps
-    milestone_lrs: tuple[float, ...] = ()  # piecewise: learning rate from each milestone on
-    staircase: bool = False
-    start_lr: float = 0.0  # one-cycle
-    anneal_strategy: str = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +196,7 @@ def make_plan(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
         device_groups=split.on_devices,
         steps_per_epoch=float(per_epoch),
         total_steps=total,
-        schedule=_schedule(recipe.schedule, recipe.batch.size, per_epoch, total),
+        schedule=plan_schedule(recipe.schedule, recipe.batch.size, per_epoch, total),
         log=_every(recipe.log.every, per_epoch, total),
         evaluate=None
         if recipe.evaluate.every == "off"
@@ -281,21 +257,6 @@ def length_steps(length: Duration, steps_per_epoch: int) -> int:
     return max(1, duration_steps(length, steps_per_epoch, total=0))
 
 
-def duration_steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
-    """A duration in whole steps, rounded to the nearest, halves up."""
-    return math.floor(_exact_steps(duration, steps_per_epoch, total) + Fraction(1, 2))
-
-
-def _exact_steps(duration: Duration, steps_per_epoch: int, total: int) -> Fraction:
-    if duration.unit == "step":
-        return duration.exact
-    if duration.unit == "ep":
-        return duration.exact * steps_per_epoch
-    if duration.unit == "%":
-        return duration.exact / 100 * total
-    raise AssertionError(f"{duration} has no length in steps")
-
-
 def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: Duration | None = None) -> Every:
     assert isinstance(duration, Duration)
     offset_steps = 0 if offset is None else duration_steps(offset, steps_per_epoch, total)
@@ -303,79 +264,7 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
         return Every(minutes=duration.value, offset_steps=offset_steps)
     if duration.unit == "step":
         return Every(steps=int(duration.value), offset_steps=offset_steps)
-    return Every(epoch_steps=_exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
-
-
-def _schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
-    scale = 1 if section.base_batch_size is None else global_batch / section.base_batch_size
-    peak = section.lr if section.base_batch_size is None else section.lr * global_batch / section.base_batch_size
-    end = section.end_lr if section.end_lr_ratio is None else section.end_lr_ratio * peak
-    warmup = duration_steps(section.warmup, steps_per_epoch, total)
-    horizon = total if section.decay_until is None else duration_steps(section.decay_until, steps_per_epoch, total)
-    if section.num_periods is None:
-        period = None if section.period is None else _exact_steps(section.period, steps_per_epoch, total)
-    else:
-        period = Fraction(total, section.num_periods)
-    milestones = [_exact_steps(milestone, steps_per_epoch, total) for milestone in section.milestones]
-    _check_schedule(section, peak, warmup, horizon, total)
-    _check_milestones(section, milestones)
-    return SchedulePlan(
-        name=section.name,
-        peak_lr=peak,
-        end_lr=end,
-        total_steps=total,
-        steps_per_epoch=float(steps_per_epoch),
-        warmup_steps=warmup,
-        period_steps=period,
-        milestone_steps=tuple(
-            math.floor(m) + 1 if section.milestone_when == "exceeded" else math.ceil(m) for m in milestones
-        ),
-        gamma=section.gamma,
-        power=section.power,
-        tick_steps=steps_per_epoch if section.interval == "epoch" else 1,
-        warmup_from=section.warmup_from,
-        warmup_mode=section.warmup_mode,
-        end_steps=None if section.decay_until is None else horizon,
-        milestone_lrs=tuple(lr * scale for lr in section.milestone_lrs) if section.name == "piecewise" else (),
-        staircase=section.staircase,
-        start_lr=section.start_lr_ratio * peak,
-        anneal_strategy=section.anneal_strategy,
-    )
-
-
-def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: int, total: int) -> None:
-    """Raise RecipeError for what only shows in steps and with the scaled learning rate."""
-    if warmup > total:
-        raise RecipeError(
-            f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, but the run has only {total}",
-            hint=one_of(f"--set schedule.warmup={total}step", "--set schedule.warmup=5%", f"--set length={warmup}step"),
-        )
-    if section.decay_until is not None and horizon <= warmup:
-        raise RecipeError(
-            f"schedule.decay_until {section.decay_until} is step {horizon:,}, before warm-up ends at step {warmup:,}",
-            hint=one_of(
-                f"--set schedule.decay_until={max(warmup + 1, total)}step",
-                *([f"--set schedule.warmup={horizon - 1}step"] if horizon > 0 else []),
-                "--set schedule.decay_until=null --set schedule.warmup=5%",
-            ),
-        )
-    if section.name in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
-        raise RecipeError(
-            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}, but {section.name} decreases",
-            why="it is not scaled with the batch size",
-            hint=one_of("--set schedule.end_lr=0", f"--lr {section.end_lr:g}"),
-        )
-
-
-def _check_milestones(section: ScheduleConfig, steps: Sequence[Fraction]) -> None:
-    """Raise RecipeError if milestones of different units are out of order in this run."""
-    for (before, start), (after, end) in pairwise(zip(section.milestones, steps, strict=True)):
-        if start >= end:
-            raise RecipeError(
-                f"schedule.milestones must increase, but {after} (step {float(end):,g}) follows {before} "
-                f"(step {float(start):,g})",
-                hint="--set 'schedule.milestones=[...]' in order, or with one unit for all",
-            )
+    return Every(epoch_steps=exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
 
 
 def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int, int], ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from reconv.core.text import count
 from reconv.recipe.load.unused import unused_options
-from reconv.recipe.parts.schedule import ScheduleConfig
+from reconv.recipe.parts.schedule import schedule_text
 from reconv.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_data(plan),
         *_sampling(recipe, plan),
         _groups(recipe, plan),
-        _curve(recipe, plan),
+        schedule_text(plan.schedule, recipe.schedule),
         _points(recipe, plan),
         *_freezing(recipe, plan),
         *_optimizer(recipe, plan),
@@ -74,12 +75,6 @@ def loss_note(recipe: Recipe) -> str:
         return ""
     listed = included[0] if len(included) == 1 else f"{', '.join(included[:-1])} and {included[-1]}"
     return f"training loss includes {listed}, validation loss does not: they cannot be compared"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 step`, `1,200 steps`."""
-    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
-    return f"{number:,} {noun}{ending}"
 
 
 def _batch(plan: Plan) -> str:
@@ -194,54 +189,6 @@ def _groups(recipe: Recipe, plan: Plan) -> str:
         return f"1 group of {count(sizes[0], 'sample')}: batch norm statistics over the whole batch"
     noun = "sample" if set(sizes) == {1} else "samples"
     return f"{count(len(sizes), 'group')} of {_sizes(sizes)} {noun}: batch norm statistics per group"
-
-
-def _curve(recipe: Recipe, plan: Plan) -> str:
-    schedule, typed = plan.schedule, recipe.schedule
-    if schedule.name == "one-cycle":
-        ways = f"{schedule.start_lr:g} to {schedule.peak_lr:g} in {count(schedule.warmup_steps, 'step')}"
-        return f"lr schedule: one-cycle, {schedule.anneal_strategy}: {ways}, then to {schedule.end_lr:g}"
-    scaled = schedule.warmup_mode == "multiply" and schedule.warmup_steps > 0
-    begins = {
-        "prefix": "",
-        "replace": " from step 0",
-        "multiply": " from step 0",
-    }
-    counted = begins[schedule.warmup_mode] if schedule.warmup_steps else ""
-    from_zero = " from 0" if schedule.warmup_from == "zero" else ""
-    over = f"warm-up{from_zero} over {count(schedule.warmup_steps, 'step')}"
-    warmup = "" if not schedule.warmup_steps else f"{over}, {'times' if scaled else 'then'} "
-    update = ", updated every epoch" if typed.interval == "epoch" else ""
-    return f"lr schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
-
-
-def _shape(typed: ScheduleConfig, plan: Plan) -> str:
-    """The schedule after warm-up."""
-    schedule = plan.schedule
-    match schedule.name:
-        case "cosine" | "linear" | "polynomial":
-            end = "" if schedule.end_steps is None else f" at step {schedule.end_steps:,}"
-            power = f" of power {schedule.power:g}" if schedule.name == "polynomial" else ""
-            return f"{schedule.name}{power} to {schedule.end_lr:g}{end}"
-        case "multistep":
-            steps = ", ".join(f"{step:,}" for step in schedule.milestone_steps)
-            noun = "step" if len(schedule.milestone_steps) == 1 else "steps"
-            return f"multistep: x {schedule.gamma:g} at {noun} {steps}"
-        case "piecewise":
-            pairs = zip(schedule.milestone_lrs, typed.milestones, strict=True)
-            late = sum(step >= plan.total_steps for step in schedule.milestone_steps)
-            levels = ", ".join(f"{value:g} from {milestone}" for value, milestone in pairs)
-            first = f"{schedule.peak_lr:g}, " if schedule.milestone_steps[0] > 0 else ""
-            return f"piecewise: {first}{levels}" + (f" ({count(late, 'value')} after the end)" if late else "")
-        case "step":
-            return f"step: x {schedule.gamma:g} every {typed.period}"
-        case "exponential":
-            drops = f"{count(typed.num_periods, 'time')} in the run" if typed.num_periods else f"every {typed.period}"
-            often = "every epoch" if typed.num_periods is None and typed.period is None else drops
-            stairs = ", staircase" if schedule.staircase else ""
-            return f"exponential: x {schedule.gamma:g} {often}{stairs}"
-        case _:
-            return schedule.name
 
 
 def _pixels(recipe: Recipe, plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """The recipe: every section and field that can be set, with its type, range, default and description.
 
-Sections are frozen and strict, and lie in the `..._fields` modules. The docstring below a field is its description, in
+Sections are frozen and strict, and lie in `parts`. The docstring below a field is its description, in
 error messages and in the reference. `rules` checks how fields combine.
 """
 
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from reconv.recipe.parts.batch import BatchConfig, MemoryConfig, ParallelConfig
 from reconv.recipe.parts.code import NamedCode, parse_list
+from reconv.recipe.parts.contradiction import ContradictionError
 from reconv.recipe.parts.data import AugmentConfig, DataConfig
 from reconv.recipe.parts.detection import DetectionConfig
 from reconv.recipe.parts.engine import EngineConfig
@@ -23,7 +24,6 @@ from reconv.recipe.parts.precision import PrecisionConfig
 from reconv.recipe.parts.result import ExpectedResult, MeasuredResult, PublishedResult
 from reconv.recipe.parts.schedule import ScheduleConfig
 from reconv.recipe.rules import contradictions
-from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.units import Duration, Listed, Off, Positive, Section
 
 LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow", "mlperf"]

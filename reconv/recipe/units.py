@@ -130,6 +130,22 @@ class Duration:
         )
 
 
+def duration_steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
+    """A duration in whole steps, rounded to the nearest, halves up."""
+    return math.floor(exact_steps(duration, steps_per_epoch, total) + ExactFraction(1, 2))
+
+
+def exact_steps(duration: Duration, steps_per_epoch: int, total: int) -> ExactFraction:
+    """A duration in steps of a run of `total` steps; minutes have none."""
+    if duration.unit == "step":
+        return duration.exact
+    if duration.unit == "ep":
+        return duration.exact * steps_per_epoch
+    if duration.unit == "%":
+        return duration.exact / 100 * total
+    raise AssertionError(f"{duration} has no length in steps")
+
+
 @message
 @dataclass(frozen=True, slots=True)
 class BadImages:

@@ -18,7 +18,7 @@ from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import CheckpointStore, open_store
 from reconv.core.errors import CheckpointError
 from reconv.core.message import message
-from reconv.optim.lr_schedule import learning_rate
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.recipe.plan import Plan, steps_per_epoch
 from reconv.recipe.schema import Recipe
 

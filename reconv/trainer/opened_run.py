@@ -39,6 +39,7 @@ from reconv.core.errors import (
     one_of,
 )
 from reconv.core.message import message
+from reconv.core.text import count as plural
 from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
 from reconv.logging.event_log import read_events
@@ -50,7 +51,6 @@ from reconv.recipe.load.adapt import show
 from reconv.recipe.load.identity import differences, may_change, recipe_digest
 from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import load
-from reconv.recipe.plan_text import count as plural
 from reconv.recipe.schema import Recipe
 from reconv.storage.files import write_atomic
 from reconv.trainer.imported_state import ImportedState

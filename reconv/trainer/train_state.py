@@ -46,8 +46,8 @@ from reconv.optim import (
     optimizer_groups,
     rate_scales,
 )
-from reconv.optim.lr_schedule import LrSchedule
 from reconv.optim.sharded_optimizer import ShardedOptimizer, shard_owners
+from reconv.recipe.parts.schedule import LrSchedule
 from reconv.recipe.plan_text import loss_note
 from reconv.recipe.schema import Recipe
 from reconv.trainer.imported_state import ImportedState

@@ -19,8 +19,8 @@ from reconv.migrate.programs import PROGRAMS
 from reconv.migrate.programs.base import Program
 from reconv.migrate.programs.torchvision_names import WITH_V2_WEIGHTS
 from reconv.migrate.translation import OVERRULED
-from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import load
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.recipe.plan import Facts, make_plan
 
 BY_NAME = {program.name: program for program in PROGRAMS}

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from reconv.models import build_model
-from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.load.unused import unused_options
 from reconv.recipe.loader import Resolved, load
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.presets import PRESETS, nearest, preset_names, preset_path
 

@@ -10,13 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from reconv.core.errors import RecipeError
-from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.fields import schema_fields, section_type
 from reconv.recipe.loader import load
 from reconv.recipe.parts.result import MeasuredResult, PublishedResult
-from reconv.recipe.parts.schedule import ScheduleConfig
+from reconv.recipe.parts.schedule import SCHEDULES, ScheduleConfig, learning_rate
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.rules.schedule import SCHEDULE_FIELDS
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Section
 
@@ -75,12 +73,12 @@ def rates(schedule: dict[str, Any]) -> list[float]:
     return [learning_rate(plan.schedule, step) for step in range(plan.total_steps)]
 
 
-@pytest.mark.parametrize("name", SCHEDULE_FIELDS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_a_field_changes_the_rates_of_its_schedules_and_is_rejected_by_the_others(name: str) -> None:
     assert set(ScheduleConfig.model_fields) == {"name", *OTHER}
     plain = {"name": name, "warmup": "3ep", **NEEDED.get(name, {})}
     for field, value in OTHER.items():
-        if field in SCHEDULE_FIELDS[name]:
+        if field in SCHEDULES[name].fields:
             assert rates(plain | {field: value}) != rates(plain), f"{field} is used"
         else:
             with pytest.raises(ValidationError, match=rf"schedule\.{field}: is for "):

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.optim.lr_schedule import learning_rate
-from reconv.recipe.parts.schedule import ScheduleConfig
-from reconv.recipe.plan import SchedulePlan
+from reconv.recipe.parts.schedule import ScheduleConfig, SchedulePlan, learning_rate
 
 KINDS = get_args(ScheduleConfig.model_fields["name"].annotation)
 RAMPED = [kind for kind in KINDS if kind != "one-cycle"]  # it has a rise of its own

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.optim.lr_schedule import learning_rate
 from reconv.recipe.loader import load
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

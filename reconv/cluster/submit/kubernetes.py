@@ -384,7 +384,7 @@ class KubernetesTarget:
 def write_manifests(request: Request, job: KubernetesJob, text: str) -> Submitted:
     """Write manifests to the file of --manifest, or to one of the job's name."""
     from reconv.cluster.submit.target import Submitted
-    from reconv.recipe.plan_text import count
+    from reconv.core.text import count
     from reconv.storage.files import write_atomic
 
     file = Path(request.options["manifest"] or f"{job.name}-job.yaml")

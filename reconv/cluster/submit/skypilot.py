@@ -41,7 +41,7 @@ class SkyPilotTarget:
     def submit(self, request: Request) -> Submitted:
         """Write the task to a file."""
         from reconv.cluster.submit.target import Submitted
-        from reconv.recipe.plan_text import count
+        from reconv.core.text import count
         from reconv.storage.files import write_atomic
 
         text = task_text(request)

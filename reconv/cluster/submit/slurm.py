@@ -239,8 +239,8 @@ class SlurmTarget:
         """Write the script and hand it to sbatch."""
         from reconv.cluster.submit import slurm_queue
         from reconv.cluster.submit.target import Submitted
+        from reconv.core.text import count
         from reconv.logging.run_dir import RunDir
-        from reconv.recipe.plan_text import count
 
         if not slurm_queue.has_slurm():
             raise UsageError(

@@ -10,9 +10,9 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.data.dataset import I64, Dataset
 from reconv.data.sampler import make_sampler
+from reconv.data.transforms.base import Rows
 from reconv.data.transforms.host import train_preprocess
 from reconv.data.transforms.train import DeviceParams
-from reconv.data.transforms.transform import Rows
 from reconv.recipe.parts.data import PreprocessConfig, effective_augment
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe

@@ -19,6 +19,7 @@ from PIL import Image
 from reconv.core.random import key, uniforms
 from reconv.data.dataset import I64, NamedArrays
 from reconv.data.decode.pillow import RESAMPLING
+from reconv.data.transforms.base import HostTransform
 from reconv.data.transforms.image_ops import Operation, apply_operation
 from reconv.data.transforms.random_policies import (
     OP_APPLIED,
@@ -32,7 +33,6 @@ from reconv.data.transforms.random_policies import (
     trivial_operation,
     trivial_params,
 )
-from reconv.data.transforms.transform import HostTransform
 from reconv.recipe.parts.data import AugmentConfig
 
 # Names of the parameters.

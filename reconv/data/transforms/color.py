@@ -11,7 +11,7 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.core.random import key, uniforms
 from reconv.data.dataset import I64, NamedArrays
-from reconv.data.transforms.transform import DeviceTransform, HostTransform, Rows
+from reconv.data.transforms.base import DeviceTransform, HostTransform, Rows
 from reconv.recipe.parts.data import AugmentConfig, ColorJitterConfig
 
 COLOR_JITTER = "color_jitter"  # float32 [n, 4], as in `device_color_params`

@@ -20,7 +20,7 @@ from reconv.core.custom_code import build_object, code_errors
 from reconv.core.errors import UsageError
 from reconv.core.random import generator, hash_array, key, uniforms
 from reconv.data.dataset import I64, NamedArrays
-from reconv.data.transforms.transform import DeviceTransform, HostTransform, Rows
+from reconv.data.transforms.base import DeviceTransform, HostTransform, Rows
 from reconv.recipe.parts.code import TransformConfig
 from reconv.recipe.parts.data import AugmentConfig, Interpolation
 

@@ -17,7 +17,7 @@ from reconv.core.batch import Batch
 from reconv.core.random import key, uniforms
 from reconv.data.dataset import F64, I64, U8, NamedArrays
 from reconv.data.decode.jpeg_header import PixelBox
-from reconv.data.transforms.transform import DeviceTransform, Rows
+from reconv.data.transforms.base import DeviceTransform, Rows
 from reconv.recipe.parts.data import AugmentConfig, RandomErasingConfig
 
 # Names of crop parameters. The size of an image is known only once its header is read, so a random resized crop has

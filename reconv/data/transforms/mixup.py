@@ -23,8 +23,8 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.core.random import generator, key, permutation
 from reconv.data.dataset import I64, NamedArrays
+from reconv.data.transforms.base import GroupTransform
 from reconv.data.transforms.geometry import box_mask
-from reconv.data.transforms.transform import GroupTransform
 from reconv.recipe.parts.data import AugmentConfig, CutmixConfig, MixupConfig
 
 # Names of the parameters. Offsets are relative, so that they hold in any slice that keeps groups whole.

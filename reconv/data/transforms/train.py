@@ -17,12 +17,12 @@ from reconv.core.batch import Batch
 from reconv.data.dataset import I64, U8, NamedArrays
 from reconv.data.decode.pillow import to_array, to_image
 from reconv.data.transforms.auto_augment import Policy
+from reconv.data.transforms.base import DeviceTransform, GroupTransform, HostTransform, Rows
 from reconv.data.transforms.color import COLOR_JITTER, ColorJitter, DeviceColorJitter
 from reconv.data.transforms.custom import DeviceExtra, HostExtra
 from reconv.data.transforms.geometry import CROP_CORNER, FLIPS, Erase, Flip, crop_params, pad_crop
 from reconv.data.transforms.mixup import CUTMIX_BOXES, CUTMIX_OFFSETS, MIXUP_OFFSETS, MIXUP_WEIGHTS, Mix
 from reconv.data.transforms.normalize import Normalize
-from reconv.data.transforms.transform import DeviceTransform, GroupTransform, HostTransform, Rows
 from reconv.kernels.ops import color_jitter, normalize_images
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig, effective_augment
 

@@ -26,8 +26,7 @@ from typing import Any
 
 from reconv.core.message import message
 from reconv.recipe.parts.precision import PrecisionConfig
-from reconv.recipe.parts.schedule import ScheduleConfig
-from reconv.recipe.rules.schedule import SCHEDULE_FIELDS
+from reconv.recipe.parts.schedule import SCHEDULES, ScheduleConfig
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration, parse_rate
 
@@ -81,7 +80,7 @@ def show(value: object) -> str:
 
 def length_fields(schedule: str, explicit: Collection[str]) -> list[str]:
     """The fields that follow the length in a recipe with this schedule, unless the user wrote them."""
-    unused = {f"schedule.{name}" for name in ScheduleConfig.model_fields if name not in SCHEDULE_FIELDS[schedule]}
+    unused = {f"schedule.{name}" for name in ScheduleConfig.model_fields if name not in SCHEDULES[schedule].fields}
     return [field for field in LENGTH_FIELDS if field not in unused and field not in explicit]
 
 

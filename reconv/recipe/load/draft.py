@@ -10,8 +10,7 @@ from reconv.core.errors import RecipeError
 from reconv.core.text import printable_lines
 from reconv.recipe.fields import is_derived, schema_fields
 from reconv.recipe.load import document
-from reconv.recipe.parts.schedule import ScheduleConfig
-from reconv.recipe.rules.schedule import SCHEDULE_FIELDS
+from reconv.recipe.parts.schedule import SCHEDULES, ScheduleConfig
 
 OVERRIDES = 1_000_000  # the layer of overrides, after every file
 _ABSENT = object()
@@ -73,9 +72,9 @@ class Draft:
     def switch_schedule(self, name: object) -> None:
         """Remove fields that a newly chosen schedule does not use: they were meant for the old one."""
         written = self.tree.get("schedule")
-        if name not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == name:
+        if name not in list(SCHEDULES) or not isinstance(written, dict) or written.get("name") == name:
             return
-        used = SCHEDULE_FIELDS[str(name)]
+        used = SCHEDULES[str(name)].fields
         for key in [key for key in written if key in ScheduleConfig.model_fields and key not in used]:
             del written[key]
             self._forget(("schedule", key))

@@ -19,8 +19,7 @@ from reconv.recipe.load.adapt import (
 from reconv.recipe.load.draft import OVERRIDES, Draft, Origin
 from reconv.recipe.parts.batch import BatchConfig
 from reconv.recipe.parts.precision import PrecisionConfig
-from reconv.recipe.parts.schedule import ScheduleConfig
-from reconv.recipe.rules.schedule import SCHEDULE_FIELDS
+from reconv.recipe.parts.schedule import SCHEDULES, ScheduleConfig
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
@@ -56,7 +55,7 @@ def fit_to_changes(draft: Draft, preset: Recipe, explicit: frozenset[str]) -> tu
     changes: list[Change] = []
     notes: list[str] = []
     schedule = draft.value(("schedule", "name"), preset.schedule.name)
-    used = SCHEDULE_FIELDS.get(schedule, ()) if isinstance(schedule, str) else ()
+    used = SCHEDULES[schedule].fields if isinstance(schedule, str) and schedule in SCHEDULES else ()
     with suppress(ValueError):  # an invalid length, which validation will report
         length = Duration.parse(draft.value(("length",), preset.length))
         if used:

@@ -26,8 +26,8 @@ from reconv.recipe.load.adapt import (
     shorten_warmup,
     show,
 )
+from reconv.recipe.parts.contradiction import ContradictionError
 from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
-from reconv.recipe.rules.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from reconv.recipe.fields import flatten
 from reconv.recipe.parts.data import why_not_native
 from reconv.recipe.parts.engine import EngineConfig
+from reconv.recipe.parts.schedule import SCHEDULES
 from reconv.recipe.schema import Recipe
 
 
@@ -48,7 +49,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     warms = schedule.warmup.value > 0
     yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.warmup_mode")
     yield warms or schedule.name != "constant", "schedule.name is constant, without warm-up", ("schedule.interval",)
-    from_0 = schedule.name in ("step", "multistep", "piecewise") and schedule.warmup_mode == "replace"
+    from_0 = SCHEDULES[schedule.name].counts_from_start and schedule.warmup_mode == "replace"
     yield not from_0, f"schedule.name {schedule.name} always counts from step 0", ("schedule.warmup_mode",)
     optimizer = recipe.optimizer.name
     yield optimizer not in ("adamw", "lamb"), f"optimizer.name is {optimizer}", ("optimizer.momentum",)

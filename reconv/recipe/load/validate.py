@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from reconv.recipe.load import document
 from reconv.recipe.load.draft import Draft
 from reconv.recipe.load.explain import explain
-from reconv.recipe.rules.contradiction import ContradictionError
+from reconv.recipe.parts.contradiction import ContradictionError
 from reconv.recipe.schema import Recipe
 
 _MAX_EXPLAINED = 100  # problems of a recipe

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from reconv.recipe.parts.contradiction import Contradiction
 from reconv.recipe.units import Listed, NonNegative, Off, PositiveFloat, PositiveFraction, Section
+
+if TYPE_CHECKING:
+    from reconv.recipe.schema import Recipe
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -62,3 +67,43 @@ class OptimizerConfig(Section):
         if self.eps != "auto":
             return self.eps
         return {"rmsprop": 1e-3, "rmsprop-tf": 1e-3, "adamw": 1e-8, "lamb": 1e-6}.get(self.name, 0.0)
+
+
+def optimizer_rules(recipe: Recipe) -> Iterator[Contradiction]:
+    optimizer = recipe.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
+        yield Contradiction(("optimizer.nesterov", "optimizer.momentum"), "needs optimizer.momentum above 0")
+    is_rmsprop, is_lars = optimizer.name.startswith("rmsprop"), optimizer.name == "lars"
+    is_adam = optimizer.name in ("adamw", "lamb")
+    given = {
+        "nesterov": (optimizer.nesterov, optimizer.name in ("sgd", "lars"), "sgd and lars"),
+        "betas": (optimizer.betas != (0.9, 0.999), is_adam, "adamw and lamb"),
+        "alpha": (optimizer.alpha != 0.9, is_rmsprop, "rmsprop"),
+        "alpha_exponent": (optimizer.alpha_exponent is not None, is_rmsprop, "rmsprop"),
+        "eps": (optimizer.eps != "auto", optimizer.name != "sgd", "rmsprop, lars, adamw and lamb"),
+        "trust_coefficient": (optimizer.trust_coefficient != 0.001, is_lars, "lars"),
+        "lars_exclude": (optimizer.lars_exclude != "norm-bias", is_lars, "lars"),
+        "implementation": (
+            optimizer.implementation == "fused",
+            optimizer.name in ("sgd", "lars", "adamw"),
+            "sgd, lars and adamw when fused",
+        ),
+        "norm_bias_lr_scale": (optimizer.norm_bias_lr_scale != 1, optimizer.name == "sgd", "sgd"),
+    }
+    for name, (is_given, is_used, users) in given.items():
+        if is_given and not is_used:
+            text = f"is for {users}, but optimizer.name is {optimizer.name}"
+            yield Contradiction((f"optimizer.{name}", "optimizer.name"), text)
+    if optimizer.alpha_exponent is not None and optimizer.alpha != 0.9:
+        text = "sets alpha, as optimizer.alpha does; remove one of them"
+        yield Contradiction(("optimizer.alpha_exponent", "optimizer.alpha"), text)
+    if optimizer.clip_grad == "auto" and optimizer.clip_mode != "norm":
+        text = f"{optimizer.clip_mode} needs a number in optimizer.clip_grad, as in 0.01 for agc"
+        yield Contradiction(("optimizer.clip_mode", "optimizer.clip_grad"), text)
+    if is_lars and optimizer.weight_decay_exclude not in ("none", optimizer.lars_exclude):
+        yield Contradiction(
+            ("optimizer.weight_decay_exclude", "optimizer.lars_exclude"),
+            f"{optimizer.weight_decay_exclude} differs from optimizer.lars_exclude ({optimizer.lars_exclude}), "
+            "which lars does not decay; remove it",
+            ("--set optimizer.weight_decay_exclude=none",),
+        )

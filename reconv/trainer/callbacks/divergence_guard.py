@@ -17,7 +17,7 @@ from reconv.core.batch import Batch
 from reconv.core.errors import DivergedError
 from reconv.core.text import printable_lines
 from reconv.logging.formatting import fork_command, metric_name, metric_text, number
-from reconv.optim.lr_schedule import learning_rate
+from reconv.recipe.parts.schedule import learning_rate
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.callbacks.base import TrainerCallback

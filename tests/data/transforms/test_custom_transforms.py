@@ -16,9 +16,9 @@ from reconv.core.custom_code import CustomCodeError, provide
 from reconv.core.errors import UsageError
 from reconv.data.pipeline.samples import make_sample_pipeline
 from reconv.data.readers.digits import open_digits
+from reconv.data.transforms.base import Rows
 from reconv.data.transforms.custom import DeviceExtra
 from reconv.data.transforms.train import TrainPreprocess
-from reconv.data.transforms.transform import Rows
 from reconv.recipe.parts.data import AugmentConfig, PreprocessConfig
 
 GRAY = PreprocessConfig(size=8, resize=None, channels=1, mean=(0.5,), std=(0.5,))
