@@ -1,26 +1,32 @@
-"""The formats that a model can be exported to."""
+"""The interface of an export format, and the list of them, for the command without torch."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from reconv.core.errors import UsageError
-from reconv.exporters.detector import NMSOperation
-from reconv.exporters.formats import aoti as aoti_file
-from reconv.exporters.formats import onnx as onnx_file
-from reconv.exporters.formats import openvino as openvino_file
-from reconv.exporters.formats import torch_export as torch_export_file
-from reconv.exporters.formats import weights as weights_file
-from reconv.exporters.metadata import ExportMetadata
-from reconv.inference.backends.base import U8
-from reconv.inference.backends.quantize import quantize_onnx, quantize_openvino
-from reconv.inference.predictor import Predictor
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from reconv.exporters.detector import NMSOperation
+    from reconv.exporters.metadata import ExportMetadata
+    from reconv.inference.backends.base import U8
+    from reconv.inference.predictor import Predictor
+
+TARGETS: Mapping[str, str] = {  # by the name of --to: the module in `formats` and its target
+    "onnx": "onnx:TARGET",
+    "openvino": "openvino:TARGET",
+    "torch-export": "torch_export:TARGET",
+    "aoti": "aoti:TARGET",
+    "safetensors": "weights:SAFETENSORS",
+    "torchvision-pth": "weights:TORCHVISION_PTH",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,12 @@ class ExportOptions:
     nms: bool = True
 
 
-Adapt = Callable[["ExportTarget", Predictor, ExportMetadata], tuple["ExportTarget", ExportMetadata]]
-Quantize = Callable[[Path, Path, Iterable[U8]], None]
-WriteModel = Callable[[nn.Module, Tensor, ExportMetadata, ExportOptions, Path], None]
+if TYPE_CHECKING:
+    Adapt = Callable[["ExportTarget", Predictor, ExportMetadata], tuple["ExportTarget", ExportMetadata]]
+    Quantize = Callable[[Path, Path, Iterable[U8]], None]
+    WriteModel = Callable[[nn.Module, Tensor, ExportMetadata, ExportOptions, Path], None]
+
+IN_FILE = "the model and the normalization; it takes uint8 images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,83 +75,6 @@ class ExportTarget:
             )
 
 
-_TORCH = torch.__version__.partition("+")[0]
-_WEIGHTS = "only the weights; run.py builds the model and normalizes the uint8 images"
-_IN_FILE = "the model and the normalization; it takes uint8 images"
-
-TARGETS: Mapping[str, ExportTarget] = {
-    target.name: target
-    for target in (
-        ExportTarget(
-            name="onnx",
-            model_file=onnx_file.MODEL_FILE,
-            runtime="onnxruntime",
-            write=onnx_file.write_onnx,
-            packages=("onnx", "onnxscript", "onnxruntime"),
-            extra="onnx",
-            needs="onnxruntime",
-            contents=_IN_FILE,
-            nms="onnx",
-            options=("--opset", "--no-nms", "--int8"),
-            quantize=quantize_onnx,
-            hidden_packages=("reconv", "torch"),
-        ),
-        ExportTarget(
-            name="openvino",
-            model_file=openvino_file.MODEL_FILE,
-            runtime="openvino",
-            write=openvino_file.write_openvino,
-            packages=("onnx", "onnxscript", "openvino"),
-            extra="openvino",
-            needs="openvino",
-            contents=_IN_FILE,
-            nms="onnx",
-            options=("--opset", "--no-nms", "--int8"),
-            quantize=quantize_openvino,
-            hidden_packages=("reconv", "torch", "onnx"),
-        ),
-        ExportTarget(
-            name="torch-export",
-            model_file=torch_export_file.MODEL_FILE,
-            runtime="torch_export",
-            write=torch_export_file.write_torch_export,
-            needs=f"'torch=={_TORCH}'",
-            contents=_IN_FILE,
-            options=("--no-nms",),
-        ),
-        ExportTarget(
-            name="aoti",
-            model_file=torch_export_file.MODEL_FILE,
-            runtime="aoti",
-            write=aoti_file.write_aoti,
-            needs=f"'torch=={_TORCH}'",
-            contents=f"{_IN_FILE}, compiled by AOTInductor for the kind of CPU it was exported on",
-            options=("--no-nms",),
-        ),
-        ExportTarget(
-            name="safetensors",
-            model_file=weights_file.SAFETENSORS_FILE,
-            runtime="weights",
-            write=weights_file.write_safetensors,
-            needs="torch safetensors",
-            contents=_WEIGHTS,
-            adapt=weights_file.adapt_safetensors,
-        ),
-        ExportTarget(
-            name="torchvision-pth",
-            model_file=weights_file.PTH_FILE,
-            runtime="weights",
-            write=weights_file.write_torchvision_pth,
-            needs="torch torchvision",
-            contents=_WEIGHTS,
-            packages=("torchvision",),
-            extra="torchvision",
-            adapt=weights_file.adapt_torchvision,
-        ),
-    )
-}
-
-
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
@@ -154,4 +86,6 @@ def find_target(name: str) -> ExportTarget:
     """The target of a name; raises `UsageError` if there is none."""
     if name not in TARGETS:
         raise UsageError(f"there is no export target {name!r}", hint=f"use one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    module, _, attribute = TARGETS[name].partition(":")
+    target: ExportTarget = getattr(import_module(f"reconv.exporters.formats.{module}"), attribute)
+    return target

@@ -10,23 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from reconv.core.errors import ExitCode
+from reconv.recipe.parts.metrics import METRICS
 
-_METRICS = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "map": "mAP",
-    "micro_f1": "micro F1",
-    "macro_f1": "macro F1",
-    "ap": "AP",
-    "ap50": "AP50",
-    "ap75": "AP75",
-    **{f"a{kind}_{size}": f"A{kind.upper()} {size}" for kind in "pr" for size in ("small", "medium", "large")},
-    **{f"ar{number}": f"AR{number}" for number in (1, 10, 100)},
-    "voc07": "VOC07 mAP",
-    "voc10": "VOC mAP",
-}
-# Shown for each evaluation; a detector has more metrics than fit in a line.
-HEADLINES = ("top1", "top5", "map", "micro_f1", "macro_f1", "loss", "ap", "ap50", "ap75", "voc10")
+_LABELS = {metric.name: metric.label for metric in METRICS}
+HEADLINES = tuple(metric.name for metric in METRICS if metric.is_headline)
 _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
@@ -39,13 +26,13 @@ def shown_metrics(names: Iterable[str]) -> list[str]:
     """The metrics to show in little space: all if they are few, else the headlines and the user's own."""
     listed = list(names)
     is_short = len(listed) < 5
-    others = [name for name in listed if is_short or (name not in _METRICS and not is_loss(name))]
+    others = [name for name in listed if is_short or (name not in _LABELS and not is_loss(name))]
     return [name for name in dict.fromkeys((*HEADLINES, *others)) if name in listed]
 
 
 def metric_name(metric: str) -> str:
     """The display name: top-1 for `top1`."""
-    return _METRICS.get(metric, metric)
+    return _LABELS.get(metric, metric)
 
 
 def metric_text(metric: str, value: float | None) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reconv.optim.fused import fused_adamw
-from reconv.optim.optimizer import STEP, BaseOptimizer, ParamGroup, copy_if_ok, scaled
+from reconv.optim.optimizer import STEP, BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 
 EXP_AVG = "exp_avg"
@@ -47,6 +47,18 @@ class AdamW(BaseOptimizer):
         self._betas = betas
         self._epsilon = epsilon
         self._implementation = implementation
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> AdamW:
+        section = setup.section
+        return cls(
+            setup.groups,
+            betas=section.betas,
+            epsilon=section.effective_eps,
+            weight_decay=section.weight_decay,
+            implementation="fused" if section.implementation != "foreach" and setup.sgd == "fused" else "foreach",
+            rate_scales=setup.rate_scales,
+        )
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:

@@ -13,17 +13,25 @@ from reconv.optim.adamw import AdamW
 from reconv.optim.clip_grad import ClipGrad
 from reconv.optim.lamb import LAMB
 from reconv.optim.lars import LARS
-from reconv.optim.optimizer import BaseOptimizer
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup
 from reconv.optim.param_groups import DecayGroups, RateScale, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
-from reconv.optim.sgd import SGD, Implementation
+from reconv.optim.sgd import SGD
 from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding, float32_groups
-from reconv.optim.vendor_sgd import SGDClass, VendorSGD
+from reconv.optim.vendor_sgd import SGDClass
 
 if TYPE_CHECKING:
     from reconv.recipe.parts.optimizer import OptimizerConfig
 
 LOSS_PREFIX = "loss:"
+OPTIMIZERS: Mapping[str, type[BaseOptimizer]] = {  # by optimizer.name of the recipe
+    "sgd": SGD,
+    "lars": LARS,
+    "rmsprop": RMSprop,
+    "rmsprop-tf": RMSprop,
+    "adamw": AdamW,
+    "lamb": LAMB,
+}
 
 
 def optimizer_groups(section: OptimizerConfig, model: nn.Module, loss: nn.Module | None = None) -> DecayGroups:
@@ -66,68 +74,10 @@ def build_optimizer(
     groups = optimizer_groups(section, model, loss)
     if only is not None:
         groups = groups.subset(only)
-    if rounding is None:
-        return _build(section, groups, model, alpha, sgd)
-    float32 = float32_groups(groups)
-    return HalfPrecisionOptimizer(groups, float32, _build(section, float32, model, alpha, sgd), rounding)
-
-
-def _build(
-    section: OptimizerConfig,
-    groups: DecayGroups,
-    model: nn.Module,
-    alpha: float | None,
-    sgd: str | SGDClass,
-) -> BaseOptimizer:
-    scales = rate_scales(section, model)
-    if section.name == "sgd":
-        return SGD(
-            groups,
-            momentum=section.momentum,
-            nesterov=section.nesterov,
-            weight_decay=section.weight_decay,
-            implementation=_implementation(section.implementation, sgd),
-            rate_scales=scales,
-        )
-    if section.name == "lars":
-        return LARS(
-            groups,
-            momentum=section.momentum,
-            nesterov=section.nesterov,
-            weight_decay=section.weight_decay,
-            trust_coefficient=section.trust_coefficient,
-            epsilon=section.effective_eps,
-            # Its gradients are rescaled copies, and a vendor's optimizer would read those of the parameters.
-            implementation=_implementation(section.implementation, sgd if isinstance(sgd, str) else "foreach"),
-            rate_scales=scales,
-        )
-    if section.name == "adamw":
-        return AdamW(
-            groups,
-            betas=section.betas,
-            epsilon=section.effective_eps,
-            weight_decay=section.weight_decay,
-            implementation="fused" if section.implementation != "foreach" and sgd == "fused" else "foreach",
-            rate_scales=scales,
-        )
-    if section.name == "lamb":
-        return LAMB(
-            groups,
-            betas=section.betas,
-            epsilon=section.effective_eps,
-            weight_decay=section.weight_decay,
-            rate_scales=scales,
-        )
-    return RMSprop(
-        groups,
-        form="tensorflow" if section.name == "rmsprop-tf" else "torch",
-        alpha=section.alpha if alpha is None else alpha,
-        epsilon=section.effective_eps,
-        momentum=section.momentum,
-        weight_decay=section.weight_decay,
-        implementation="fused" if section.implementation == "auto" and _is_on_cuda(groups) else "foreach",
-        rate_scales=scales,
-    )
+    float32 = groups if rounding is None else float32_groups(groups)
+    setup = OptimizerSetup(section, float32, rate_scales(section, model), alpha, sgd)
+    optimizer = OPTIMIZERS[section.name].from_recipe(setup)
+    return optimizer if rounding is None else HalfPrecisionOptimizer(groups, float32, optimizer, rounding)
 
 
 def rate_scales(section: OptimizerConfig, model: nn.Module) -> dict[str, RateScale]:
@@ -153,14 +103,3 @@ def describe_rate_scales(scales: Mapping[str, RateScale]) -> str:
     """The range of the learning rates, as `learning rates: x 0.1 (conv1.weight) to x 1 (fc.weight)`."""
     lowest, highest = min(scales, key=lambda name: scales[name].lr), max(scales, key=lambda name: scales[name].lr)
     return f"learning rates: x {scales[lowest].lr:.3g} ({lowest}) to x {scales[highest].lr:.3g} ({highest})"
-
-
-def _is_on_cuda(groups: DecayGroups) -> bool:
-    return all(p.is_cuda for p in (*groups.decay.values(), *groups.no_decay.values()))
-
-
-def _implementation(requested: str, sgd: str | SGDClass) -> Implementation:
-    """Implementation that the recipe asks for, else the fastest on the device."""
-    if requested == "foreach" or sgd == "foreach":
-        return "foreach"
-    return "fused" if isinstance(sgd, str) else VendorSGD(sgd)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.optim.adamw import EXP_AVG, EXP_AVG_SQ, adam_moments
 from reconv.optim.lars import layer_norms
-from reconv.optim.optimizer import BaseOptimizer, ParamGroup, copy_if_ok, scaled
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 
 
@@ -41,6 +41,17 @@ class LAMB(BaseOptimizer):
         )
         self._betas = betas
         self._epsilon = epsilon
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> LAMB:
+        section = setup.section
+        return cls(
+            setup.groups,
+            betas=section.betas,
+            epsilon=section.effective_eps,
+            weight_decay=section.weight_decay,
+            rate_scales=setup.rate_scales,
+        )
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:

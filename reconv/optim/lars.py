@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from reconv.optim.optimizer import BaseOptimizer, ParamGroup, scaled
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, ParamGroup, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
-from reconv.optim.sgd import MOMENTUM, Implementation, sgd_update
+from reconv.optim.sgd import MOMENTUM, Implementation, choose_implementation, sgd_update
 
 
 class LARS(BaseOptimizer):
@@ -42,6 +42,22 @@ class LARS(BaseOptimizer):
         self._trust_coefficient = trust_coefficient
         self._epsilon = epsilon
         self._implementation = implementation
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> LARS:
+        section = setup.section
+        # Its gradients are rescaled copies, and a vendor's optimizer would read those of the parameters.
+        sgd = setup.sgd if isinstance(setup.sgd, str) else "foreach"
+        return cls(
+            setup.groups,
+            momentum=section.momentum,
+            nesterov=section.nesterov,
+            weight_decay=section.weight_decay,
+            trust_coefficient=section.trust_coefficient,
+            epsilon=section.effective_eps,
+            implementation=choose_implementation(section.implementation, sgd),
+            rate_scales=setup.rate_scales,
+        )
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from reconv.core.errors import CheckpointError
 from reconv.optim.param_groups import DecayGroups, RateScale
+
+if TYPE_CHECKING:
+    from reconv.optim.vendor_sgd import SGDClass
+    from reconv.recipe.parts.optimizer import OptimizerConfig
 
 STEP = "step"
 _UNSCALED = RateScale()
@@ -46,6 +50,21 @@ class ParamGroup:
     def scale_lr(self, lr: float | Tensor) -> float | Tensor:
         """The learning rate of this group."""
         return lr if self.lr_scale == 1 else lr * self.lr_scale
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSetup:
+    """The settings of a recipe, and the parameters that are optimized."""
+
+    section: OptimizerConfig
+    groups: DecayGroups
+    rate_scales: Mapping[str, RateScale]
+    alpha: float | None  # RMSprop's, from the plan
+    sgd: str | SGDClass  # the device's fastest implementation: "fused", "foreach", or a vendor's class
+
+    @property
+    def is_on_cuda(self) -> bool:
+        return all(p.is_cuda for p in (*self.groups.decay.values(), *self.groups.no_decay.values()))
 
 
 class BaseOptimizer:
@@ -82,6 +101,11 @@ class BaseOptimizer:
                 name: torch.zeros((), dtype=torch.float32, device=p.device) for name, p in groups.all().items()
             }
         self._offloaded_from: torch.device | None = None  # None: state is on the device of the parameters
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> BaseOptimizer:
+        """The optimizer with a recipe's settings."""
+        raise NotImplementedError
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or none if not ok."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from reconv.optim.fused import fused_lerp, fused_sgd, match_strides
-from reconv.optim.optimizer import BaseOptimizer, ParamGroup, copy_if_ok, scaled
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.sgd import MOMENTUM, descended
 
@@ -92,6 +92,20 @@ class RMSprop(BaseOptimizer):
         initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0} | ({MOMENTUM: 0.0} if momentum else {})
         super().__init__(groups, initial, weight_decay=weight_decay, rate_scales=rate_scales)
         self._rule = RMSpropRule(form, alpha, epsilon, momentum, implementation)
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> RMSprop:
+        section = setup.section
+        return cls(
+            setup.groups,
+            form="tensorflow" if section.name == "rmsprop-tf" else "torch",
+            alpha=section.alpha if setup.alpha is None else setup.alpha,
+            epsilon=section.effective_eps,
+            momentum=section.momentum,
+            weight_decay=section.weight_decay,
+            implementation="fused" if section.implementation == "auto" and setup.is_on_cuda else "foreach",
+            rate_scales=setup.rate_scales,
+        )
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:

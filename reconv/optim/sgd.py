@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from reconv.optim.fused import fused_sgd
-from reconv.optim.optimizer import BaseOptimizer, copy_if_ok, scaled
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
-from reconv.optim.vendor_sgd import VendorSGD
+from reconv.optim.vendor_sgd import SGDClass, VendorSGD
 
 Implementation = Literal["foreach", "fused"] | VendorSGD
 MOMENTUM = "momentum"
@@ -41,6 +41,18 @@ class SGD(BaseOptimizer):
         self._momentum = momentum
         self._nesterov = nesterov
         self._implementation = implementation
+
+    @classmethod
+    def from_recipe(cls, setup: OptimizerSetup) -> SGD:
+        section = setup.section
+        return cls(
+            setup.groups,
+            momentum=section.momentum,
+            nesterov=section.nesterov,
+            weight_decay=section.weight_decay,
+            implementation=choose_implementation(section.implementation, setup.sgd),
+            rate_scales=setup.rate_scales,
+        )
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
@@ -85,6 +97,13 @@ def sgd_update(
         grads = list(torch._foreach_add(grads, velocities, alpha=momentum)) if nesterov else list(velocities)
         copy_if_ok(velocities, momentum_buffers, ok)
     copy_if_ok(descended(params, grads, lr), params, ok)
+
+
+def choose_implementation(requested: str, sgd: str | SGDClass) -> Implementation:
+    """Implementation that the recipe asks for, else the fastest on the device."""
+    if requested == "foreach" or sgd == "foreach":
+        return "foreach"
+    return "fused" if isinstance(sgd, str) else VendorSGD(sgd)
 
 
 def descended(params: list[Tensor], updates: list[Tensor], lr: float | Tensor) -> Sequence[Tensor]:

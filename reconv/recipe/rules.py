@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.contradiction import Contradiction, join_words
 from reconv.recipe.parts.data import augment_rules, color_jitter_rules, data_rules
+from reconv.recipe.parts.metrics import metrics_of
 from reconv.recipe.parts.optimizer import optimizer_rules
 from reconv.recipe.parts.schedule import schedule_rules
 from reconv.recipe.units import Duration
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 BOX_SOURCES = ("auto", "coco", "voc", "yolo", "tfrecord", "scattered-digits", "synthetic", "synthetic-device")
 MULTILABEL_SOURCES = ("auto", "csv", "synthetic", "synthetic-device")
 _BOXES_ONLY = ("coco", "voc", "yolo", "scattered-digits")
-_METRICS = {
-    "classification": ("top1", "top5", "loss"),
-    "multilabel": ("map", "micro_f1", "macro_f1", "loss"),
-    "detection": (
-        *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
-        *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
-        *("voc07", "voc10"),
-    ),
-}
 
 
 def contradictions(recipe: Recipe) -> list[Contradiction]:
@@ -226,7 +218,7 @@ def anchors_rules(recipe: Recipe) -> Iterator[Contradiction]:
 
 def results_rules(recipe: Recipe) -> Iterator[Contradiction]:
     """Accuracies are fractions wherever they are expected, published or measured."""
-    expect, known = recipe.expect, _METRICS[recipe.task]
+    expect, known = recipe.expect, metrics_of(recipe.task)
     best = recipe.evaluate.best_metric
     if best is not None and recipe.task == "detection":
         yield Contradiction(("evaluate.best_metric", "task"), "is for task: classification; use detection.metric")

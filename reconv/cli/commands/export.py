@@ -16,16 +16,15 @@ from reconv.cli.options import (
     trust_or_ask,
     weights_options,
 )
+from reconv.exporters.targets import TARGETS
 
 if TYPE_CHECKING:
     from reconv.api import ExportResult
 
-TARGETS = ("onnx", "openvino", "torch-export", "aoti", "safetensors", "torchvision-pth")
-
 
 @click.command(cls=Command)
 @click.argument("run", type=click.Path())
-@click.option("--to", "to", type=click.Choice(TARGETS), required=True, help="The format.")
+@click.option("--to", "to", type=click.Choice(tuple(TARGETS)), required=True, help="The format.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="The new folder [default: RUN/exports/NAME-FORMAT].")
 @click.option("--images", metavar="DIR", type=click.Path(), help="Check it with these images, not validation data.")
 @click.option("--data", metavar="DIR", type=click.Path(), help="Check it with this dataset [default: the run's own].")

@@ -28,7 +28,7 @@ from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.csv_multilabel import MultilabelCSVDataset, wrong_data
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.custom import open_custom
-from reconv.data.readers.detect import DetectedDataset, detect
+from reconv.data.readers.detect import FORMATS, DetectedDataset, detect
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.detection.coco import open_coco
 from reconv.data.readers.detection.scattered_digits import NUM_SAMPLES as NUM_SCATTERED
@@ -40,7 +40,6 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
 from reconv.data.readers.shards.dataset import ShardDataset
-from reconv.data.readers.shards.packed import PackedDataset
 from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.synthetic import (
     NUM_CLASSES,
@@ -54,7 +53,7 @@ from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
-    "packed": PackedDataset,
+    **{format.kind: format.open for format in FORMATS},
     "tfrecord": partial(ShardDataset, TFRECORD),
     "tar": open_tar,
     "hf": HFDataset,

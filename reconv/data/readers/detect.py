@@ -9,6 +9,7 @@ from os.path import isfile
 from pathlib import Path
 
 from reconv.core.errors import DataError
+from reconv.data.dataset import Dataset, Split
 from reconv.data.decode.pillow import INSTALL_HEIF, NEEDS_HEIF
 from reconv.data.file_list import is_image_name, is_unread_heic
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
@@ -22,7 +23,7 @@ from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.archives import has_imagenet_archives
 from reconv.data.readers.imagenet.raw_validation import find_label_source
 from reconv.data.readers.shards.dataset import detect_shards
-from reconv.data.readers.shards.packed import is_packed
+from reconv.data.readers.shards.packed import PackedDataset, packed_reason
 from reconv.data.readers.shards.tfrecord import TFRECORD
 from reconv.data.readers.tar import TAR
 from reconv.recipe.presets import nearest
@@ -32,6 +33,18 @@ from reconv.storage.remote_tree import local_data_path
 
 _GET = "reconv data get cifar10"
 _LEVELS_DOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of images with one class each, which the names of the files in a folder show."""
+
+    kind: str  # of data.source
+    reason: Callable[[Path], str | None]  # why a folder holds it; None: it does not
+    open: Callable[[Path, Split, str], Dataset]  # folder, split, and the reason, for errors
+
+
+FORMATS = (Format("packed", packed_reason, PackedDataset),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +115,8 @@ def _detect_in(folder: Path) -> Iterator[DetectedDataset]:
         if isfile(folder / first) and (isfile(folder / layout.names) or folder.name == layout.folder):
             why = f"it has {first} and {layout.names}" if folder.name != layout.folder else f"found {layout.folder}/"
             yield DetectedDataset(layout.kind, folder, why, layout)
-    if is_packed(folder):
-        yield DetectedDataset("packed", folder, "it has train-*.packed")
+    reasons = ((format.kind, format.reason(folder)) for format in FORMATS)
+    yield from (DetectedDataset(kind, folder, why) for kind, why in reasons if why is not None)
     yield from list(_detect_boxes(folder)) or _detect_images(folder)
 
 

@@ -1,1 +1,1 @@
-"""One writer per format of an exported model."""
+"""One file per format of an exported model: its target and its writer."""

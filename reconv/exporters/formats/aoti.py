@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from reconv.exporters.formats.torch_export import MODEL_FILE
+from reconv.exporters.formats.torch_export import MODEL_FILE, NEEDS_TORCH
 from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.targets import IN_FILE, ExportOptions, ExportTarget
 from reconv.inference.backends.exported import quiet_exporter, trace
-
-if TYPE_CHECKING:
-    from reconv.exporters.targets import ExportOptions
 
 
 def write_aoti(
@@ -27,3 +24,14 @@ def write_aoti(
             package_path=str((folder / MODEL_FILE).absolute()),
             inductor_configs={"aot_inductor.metadata": metadata.properties(MODEL_FILE)},
         )
+
+
+TARGET = ExportTarget(
+    name="aoti",
+    model_file=MODEL_FILE,
+    runtime="aoti",
+    write=write_aoti,
+    needs=NEEDS_TORCH,
+    contents=f"{IN_FILE}, compiled by AOTInductor for the kind of CPU it was exported on",
+    options=("--no-nms",),
+)

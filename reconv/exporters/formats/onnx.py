@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.targets import IN_FILE, ExportOptions, ExportTarget
 from reconv.inference.backends.exported import OPSET, export_onnx
-
-if TYPE_CHECKING:
-    from reconv.exporters.targets import ExportOptions
+from reconv.inference.backends.quantize import quantize_onnx
 
 MODEL_FILE = "model.onnx"
 
@@ -25,3 +23,19 @@ def write_onnx(
     )
     exported.model.metadata_props.update(metadata.properties(MODEL_FILE))
     exported.save(str(folder / MODEL_FILE))
+
+
+TARGET = ExportTarget(
+    name="onnx",
+    model_file=MODEL_FILE,
+    runtime="onnxruntime",
+    write=write_onnx,
+    packages=("onnx", "onnxscript", "onnxruntime"),
+    extra="onnx",
+    needs="onnxruntime",
+    contents=IN_FILE,
+    nms="onnx",
+    options=("--opset", "--no-nms", "--int8"),
+    quantize=quantize_onnx,
+    hidden_packages=("reconv", "torch"),
+)

@@ -8,15 +8,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from reconv.exporters.formats import onnx as onnx_file
 from reconv.exporters.metadata import ExportMetadata
-
-if TYPE_CHECKING:
-    from reconv.exporters.targets import ExportOptions
+from reconv.exporters.targets import IN_FILE, ExportOptions, ExportTarget
+from reconv.inference.backends.quantize import quantize_openvino
 
 MODEL_FILE = "model.xml"  # the graph; the weights are beside it, in model.bin
 SECTION = "reconv"  # of the runtime information
@@ -52,3 +50,19 @@ def _no_telemetry() -> Iterator[None]:
             del os.environ["CI"]
         else:
             os.environ["CI"] = before
+
+
+TARGET = ExportTarget(
+    name="openvino",
+    model_file=MODEL_FILE,
+    runtime="openvino",
+    write=write_openvino,
+    packages=("onnx", "onnxscript", "openvino"),
+    extra="openvino",
+    needs="openvino",
+    contents=IN_FILE,
+    nms="onnx",
+    options=("--opset", "--no-nms", "--int8"),
+    quantize=quantize_openvino,
+    hidden_packages=("reconv", "torch", "onnx"),
+)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from reconv.exporters.folder import SETTINGS
 from reconv.exporters.metadata import ExportMetadata
+from reconv.exporters.targets import IN_FILE, ExportOptions, ExportTarget
 from reconv.inference.backends.exported import quiet_exporter, trace
-
-if TYPE_CHECKING:
-    from reconv.exporters.targets import ExportOptions
 
 MODEL_FILE = "model.pt2"
 
@@ -27,3 +24,15 @@ def write_torch_export(
     settings = json.dumps(metadata.settings(MODEL_FILE), ensure_ascii=False)
     with quiet_exporter():
         torch.export.save(program, folder / MODEL_FILE, extra_files={SETTINGS: settings})
+
+
+NEEDS_TORCH = f"'torch=={torch.__version__.partition('+')[0]}'"
+TARGET = ExportTarget(
+    name="torch-export",
+    model_file=MODEL_FILE,
+    runtime="torch_export",
+    write=write_torch_export,
+    needs=NEEDS_TORCH,
+    contents=IN_FILE,
+    options=("--no-nms",),
+)

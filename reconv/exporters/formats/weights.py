@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +14,17 @@ from reconv.core.errors import UsageError
 from reconv.exporters.folder import write_json
 from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.package_networks import PackageNetwork, find_package_network, timm_names
+from reconv.exporters.targets import ExportOptions, ExportTarget
 from reconv.inference.backends.exported import ExportClassifier
 from reconv.inference.predictor import Predictor
 from reconv.models.external import import_package
 from reconv.recipe.parts.code import names_code
 from reconv.storage.files import write_atomic
 
-if TYPE_CHECKING:
-    from reconv.exporters.targets import ExportOptions, ExportTarget
-
 SAFETENSORS_FILE = "model.safetensors"
 PTH_FILE = "model.pth"
 TIMM_NAMES = "timm_names.json"
+_CONTENTS = "only the weights; run.py builds the model and normalizes the uint8 images"
 
 
 def adapt_safetensors(
@@ -122,3 +120,25 @@ def _can_import(package: str) -> bool:
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     assert isinstance(module, ExportClassifier)
     return {name: tensor.detach().contiguous() for name, tensor in module.model.state_dict().items()}
+
+
+SAFETENSORS = ExportTarget(
+    name="safetensors",
+    model_file=SAFETENSORS_FILE,
+    runtime="weights",
+    write=write_safetensors,
+    needs="torch safetensors",
+    contents=_CONTENTS,
+    adapt=adapt_safetensors,
+)
+TORCHVISION_PTH = ExportTarget(
+    name="torchvision-pth",
+    model_file=PTH_FILE,
+    runtime="weights",
+    write=write_torchvision_pth,
+    needs="torch torchvision",
+    contents=_CONTENTS,
+    packages=("torchvision",),
+    extra="torchvision",
+    adapt=adapt_torchvision,
+)

@@ -17,7 +17,7 @@ from reconv.data.decode.pillow import decode_image
 from reconv.data.transforms.host import eval_transform
 from reconv.exporters.metadata import ExportMetadata
 from reconv.exporters.run_script import run_script
-from reconv.exporters.targets import TARGETS
+from reconv.exporters.targets import TARGETS, find_target
 from reconv.recipe.parts.data import PreprocessConfig
 
 IMAGES = odd_images()
@@ -124,6 +124,6 @@ RUNTIMES: Mapping[str, set[str]] = {
 
 
 def test_run_py_imports_its_runtime_numpy_and_pillow_alone() -> None:
-    assert {target.runtime for target in TARGETS.values()} == set(RUNTIMES)
+    assert {find_target(name).runtime for name in TARGETS} == set(RUNTIMES)
     for runtime, packages in RUNTIMES.items():
         assert imported(run_script(runtime)) - set(sys.stdlib_module_names) == {"numpy", "PIL"} | packages

@@ -27,9 +27,9 @@ def shard_name(split: str, number: int, num_shards: int) -> str:
     return f"{split}-{number:05}-of-{num_shards:05}{EXTENSION}"
 
 
-def is_packed(folder: Path) -> bool:
-    """True if the folder holds packed training shards."""
-    return bool(_shard_files(folder, "train"))
+def packed_reason(folder: Path) -> str | None:
+    """Reason why the folder is taken for packed data; None if it has no training shards."""
+    return "it has train-*.packed" if _shard_files(folder, "train") else None
 
 
 def _shard_files(root: Path, split: str) -> list[Path]:
