@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
@@ -44,7 +44,9 @@ class Format:
     open: Callable[[Path, Split, str], Dataset]  # folder, split, and the reason, for errors
 
 
-FORMATS = (Format("packed", packed_reason, PackedDataset),)
+FORMATS: Sequence[Format] = [
+    Format("packed", packed_reason, PackedDataset),
+]
 
 
 @dataclass(frozen=True, slots=True)
