@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from reconv.core import code_folders, custom_code
-from reconv.device.amx import disable_broken_amx
+from reconv.device.cpu import disable_broken_amx
 
 # oneDNN reads its limits once, at its first use in a process: before any test.
 disable_broken_amx()

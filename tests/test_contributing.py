@@ -1,7 +1,7 @@
 """The worked examples of CONTRIBUTING.md work: their code blocks are applied to a copy of the package and tested there.
 
-The first line of a block is `# FILE`, for a new file, or `# FILE, after TEXT`, `before` or `replacing`, for lines that go
-after, before or in the place of the line with the text.
+The first line of a block is `# FILE`, for a new file, or `# FILE, after TEXT`, `before` or `replacing`, for lines that
+go after, before or in the place of the line with the text.
 """
 
 from __future__ import annotations

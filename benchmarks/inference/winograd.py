@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from reconv.bench.infer import open_network
+from reconv.inference.backends.base import EagerBackend
 from reconv.inference.backends.choose import LoadedNetwork
-from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.folded import FoldedBackend
+from reconv.inference.backends.fold import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
 from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend, onnx_file
-from reconv.inference.backends.outputs import fixed_images, largest_difference
+from reconv.inference.backends.precisions import fixed_images, largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution
 from reconv.kernels.ops.conv_candidates import ConvConfig
 

@@ -22,7 +22,7 @@ INLINE vector load(const float *from) { return *(const unaligned_vector *)from; 
 INLINE void store(float *to, vector value) { *(unaligned_vector *)to = value; }
 
 /* Polynomials are evaluated at 0, +-P, +-Q and infinity. With sqrt(1/2) and sqrt(2) rounding errors are about half of those
- * with the usual 1 and 2. The weights of winograd_library.py must be transformed with the same points. */
+ * with the usual 1 and 2. The weights of winograd.py must be transformed with the same points. */
 #define P 0.70710678118654752f
 #define Q 1.41421356237309505f
 #define P2 0.5f

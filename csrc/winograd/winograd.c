@@ -23,7 +23,7 @@ enum { PLAIN, AVX2, AVX512 };
 
 typedef void parallel_function(void (*run)(void *), void *data, unsigned num_threads, unsigned flags);
 
-/* Fields as `ConvolutionCall` of winograd_library.py. */
+/* Fields as `ConvolutionCall` of winograd.py. */
 typedef struct {
     const float *input;   /* [batch, height, width, in_channels] */
     const float *weights; /* [panels, 36, in_channels, panel_width] */

@@ -14,9 +14,9 @@ from reconv.cluster.launch import Launch
 from reconv.cluster.ray import Ray
 from reconv.core.errors import UsageError
 from reconv.logging.events import Event
-from reconv.recipe.fields import schema_fields
 from reconv.recipe.loader import Override
 from reconv.recipe.presets import nearest
+from reconv.recipe.schema import schema_fields
 from reconv.recipe.shortcuts import shortcut_overrides
 from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare import local_out

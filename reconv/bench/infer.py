@@ -33,7 +33,7 @@ from reconv.core.errors import ResourceError, UsageError
 from reconv.core.machine import Machine, usable_cores
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.inference.backends.captured_network import FusedInference
-from reconv.inference.backends.folded import fold_network
+from reconv.inference.backends.fold import fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.recipe.loader import Override, load
 from reconv.recipe.parts.code import add_code_path

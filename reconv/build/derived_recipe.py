@@ -20,12 +20,11 @@ from reconv.data.decode.pillow import formats_of
 from reconv.detection.propose_anchors import mean_best_iou, propose_anchors
 from reconv.recipe.derive import AnchorFacts, DataFacts, Derivation, HeadFacts
 from reconv.recipe.derive_rules import derive
-from reconv.recipe.fields import flatten
 from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import Override, load
 from reconv.recipe.parts.code import add_code_path, names_code
 from reconv.recipe.parts.detection import AnchorConfig
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 _NUM_MEASURED = 200  # images whose size is read
 _NUM_ANNOTATED = 5_000  # images whose boxes are read

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from reconv.build.model import Network, build_network
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.checkpoint.locate import EMA, LocatedWeights, is_remote, locate, read_located
-from reconv.checkpoint.state import check_state
+from reconv.checkpoint.manifest import check_state
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.core.code_folders import add_folders
 from reconv.core.custom_code import TrustCode, provide, require_trust

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.best import best_in_state, read_best
-from reconv.checkpoint.state import check_state
+from reconv.checkpoint.manifest import check_state
 from reconv.checkpoint.store import (
     NUM_TRIES,
     SUFFIX,

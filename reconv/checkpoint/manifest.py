@@ -1,6 +1,9 @@
-"""manifest.json of a checkpoint: whose it is, sha256 and size of each file, and a digest of the manifest itself.
+"""The checks of a checkpoint's files before they are used.
 
-A checkpoint that verifies has, bit for bit, what was saved: run id, recipe digest and step are covered as well.
+`manifest.json` says whose it is, and has the sha256 and size of each file and a digest of itself: a checkpoint that
+verifies has, bit for bit, what was saved, run id, recipe digest and step included. That proves that it is what some
+program wrote, not that the program was ours: a checkpoint may have been edited and signed again, or written by another
+version. So the contents of `state.json` are checked as well.
 """
 
 from __future__ import annotations
@@ -13,21 +16,26 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from reconv.core.errors import CheckpointError, UnreadableRunError
 from reconv.core.version import __version__
+from reconv.recipe.parts.data import Decoder
 from reconv.storage import read_limits
 from reconv.storage.bounded import TooLargeError, parse_shallow_json
 from reconv.storage.files import FileSystem
 from reconv.storage.transient import is_machine_fault, retry_transient
 
 NAME = "manifest.json"
+STATE = "state.json"
 FORMAT = 2  # 2: run_id and recipe_digest
 _CHUNK_BYTES = 1 << 20
 PARALLEL_BYTES = 4 << 20  # from this size on, digests are computed in threads
 _MAX_THREADS = 4
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file of a checkpoint
+MAX_THREADS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +223,94 @@ def _check_sha256(path: Path, found: str, entry: FileEntry) -> None:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Evaluation(_Strict):
+    step: NonNegativeInt
+    weights: str
+    metrics: dict[str, float]
+
+
+class _Monitored(_Strict):
+    metric: str
+    weights: str
+
+
+class _BadImage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    split: Literal["train", "val"]
+    index: NonNegativeInt
+    step: int
+    path: str
+    why: str
+
+
+class _Divergence(_Strict):
+    """The state of the divergence guard; the learning rate is multiplied by `lr_factor`."""
+
+    start: float | None = None
+    losses: list[list[float | int | None]] = []
+    first_step: NonNegativeInt = 0
+    num_rewinds: NonNegativeInt = 0
+    warned: list[str] = []
+    lr_factor: float = Field(default=1.0, gt=0, le=1)
+
+
+class _State(_Strict):
+    step: NonNegativeInt
+    total_steps: PositiveInt
+    history: list[_Evaluation]
+    monitored: _Monitored
+    skipped: NonNegativeInt
+    micro_groups: PositiveInt
+    bad_images: list[_BadImage]
+    recipe: dict[str, Any]
+    class_names: list[str] = Field(min_length=1)
+    class_ids: list[int] = []
+    display_names: list[str] = []
+    data_fingerprint: dict[str, str]
+    threads: int = Field(ge=1, le=MAX_THREADS)
+    decoder: Decoder = "pillow"
+    device: str
+    teacher: str | None = None
+    callbacks: dict[str, Any] = {}
+    divergence: _Divergence = Field(default_factory=_Divergence)
+    code: dict[str, str] = {}
+
+
+def check_state(state: Mapping[str, Any], path: Path) -> None:
+    """Raise `CheckpointError` if the state of a checkpoint lacks something or has something impossible."""
+    try:
+        checked = _State.model_validate(dict(state))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise malformed(path / STATE, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if checked.step > checked.total_steps:
+        raise malformed(path / STATE, f"step {checked.step:,} of {checked.total_steps:,}")
+    late = [evaluation.step for evaluation in checked.history if evaluation.step > checked.step]
+    if late:
+        raise malformed(path / STATE, f"it has an evaluation of step {late[0]:,}, after its own step {checked.step:,}")
+    for evaluation in checked.history:
+        if evaluation.weights == checked.monitored.weights and checked.monitored.metric not in evaluation.metrics:
+            raise malformed(
+                path / STATE, f"the evaluation of step {evaluation.step:,} has no {checked.monitored.metric}"
+            )
+
+
+class MalformedCheckpointError(CheckpointError):
+    """A checkpoint whose checksums are right and whose content cannot be: no older one is used instead."""
+
+
+def malformed(path: Path, why: str) -> MalformedCheckpointError:
+    """The error for a file whose checksum is right and whose content cannot be."""
+    return MalformedCheckpointError(
+        f"{path.name} of {path.parent.name} is malformed",
+        where=str(path),
+        why=f"{why}; its checksum is right, so another program or version wrote it",
+        hint="move this checkpoint away and use an older one",
+    )

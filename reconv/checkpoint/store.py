@@ -25,7 +25,7 @@ import safetensors.torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
-from reconv.checkpoint.manifest import FileEntry, Manifest
+from reconv.checkpoint.manifest import STATE, FileEntry, MalformedCheckpointError, Manifest, malformed
 from reconv.checkpoint.run_identity import RunIdentity, read_identity
 from reconv.checkpoint.safetensors_bytes import encode_pieces
 from reconv.core.bits import bits_sum
@@ -37,7 +37,6 @@ from reconv.storage.bounded import parse_shallow_json
 from reconv.storage.files import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
 from reconv.storage.transient import retry_transient
 
-STATE = "state.json"
 SUFFIX = ".safetensors"
 _STEP = re.compile(r"step-(\d{9,})")
 _HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
@@ -85,10 +84,6 @@ class WrongTensorError(Exception):
 
 class MisplacedCheckpointError(CheckpointError):
     """A checkpoint that is not what its place says: of another run, another recipe or another step."""
-
-
-class MalformedCheckpointError(CheckpointError):
-    """A checkpoint whose checksums are right and whose content cannot be: no older one is used instead."""
 
 
 def folder_name(step: int) -> str:
@@ -450,13 +445,3 @@ def check_place(path: Path, manifest: Manifest, identity: RunIdentity | None) ->
             why="the directory was renamed or replaced; it is not used under another step",
             hint=f"rename it back: mv '{path}' '{path.with_name(folder_name(manifest.step))}'",
         )
-
-
-def malformed(path: Path, why: str) -> MalformedCheckpointError:
-    """The error for a file whose checksum is right and whose content cannot be."""
-    return MalformedCheckpointError(
-        f"{path.name} of {path.parent.name} is malformed",
-        where=str(path),
-        why=f"{why}; its checksum is right, so another program or version wrote it",
-        hint="move this checkpoint away and use an older one",
-    )

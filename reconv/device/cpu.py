@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from reconv.core.batch import Batch
-from reconv.device.amx import disable_broken_amx
+
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 class Cpu:
@@ -84,3 +90,29 @@ class Cpu:
 
     def pci_address(self) -> str | None:
         return None
+
+
+@cache
+def disable_broken_amx() -> bool:
+    """Make oneDNN avoid AMX where using it would kill the process. Returns whether that was necessary."""
+    if ISA_LIMIT in os.environ or not reports_amx() or _amx_works():
+        return False
+    os.environ[ISA_LIMIT] = ISA_WITHOUT_AMX
+    return True
+
+
+def reports_amx() -> bool:
+    """True if the CPU says that it has AMX."""
+    return _CPUINFO.exists() and "amx_tile" in _CPUINFO.read_text()
+
+
+def _amx_works() -> bool:
+    """Multiply two small bf16 matrices in a child process, and see whether it survives."""
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()  # the crash is expected
+        square = torch.ones(64, 64, dtype=torch.bfloat16)
+        torch.nn.functional.linear(square, square)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from reconv.core.batch import Batch
 from reconv.metrics.confusion import macro_means, scores_from_counts
 from reconv.metrics.state import MetricsState
-from reconv.recipe.parts.metrics import metrics_of
+from reconv.recipe.parts.metrics import METRIC_NAMES
 
 F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
@@ -85,7 +85,7 @@ class MultilabelMetrics:
         self.merge([self.state()])
         scores = self._scores()
         if len(scores.indices) == 0:
-            return dict.fromkeys(metrics_of("multilabel"), 0.0)
+            return dict.fromkeys(METRIC_NAMES["multilabel"], 0.0)
         predicted, occurs = scores.logits > 0, scores.present.any(axis=0)
         right = (predicted & scores.present).sum(axis=0)
         too_many, missed = (predicted & ~scores.present).sum(axis=0), (~predicted & scores.present).sum(axis=0)

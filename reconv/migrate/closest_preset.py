@@ -13,12 +13,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from reconv.core.errors import RecipeError
-from reconv.recipe.fields import flatten
 from reconv.recipe.load.adapt import length_fields
 from reconv.recipe.load.unused import unused_options
 from reconv.recipe.loader import Override, load
 from reconv.recipe.presets import preset_names, preset_vendor
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 _CANDIDATES = 8  # presets of which the exact changes are computed
 _SLACK = 1  # changes that may follow from others

@@ -11,8 +11,7 @@ from reconv.core.errors import UsageError
 from reconv.core.text import printable
 from reconv.migrate.migration import Migration
 from reconv.migrate.translation import Setting
-from reconv.recipe.fields import flatten
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 _COMMENT_COLUMN = 44
 _WIDTH = 120

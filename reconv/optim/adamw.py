@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.fused import fused_adamw
-from reconv.optim.optimizer import STEP, BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, scaled
+from reconv.optim.optimizer import STEP, BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, fused_adamw, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 
 EXP_AVG = "exp_avg"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.core.errors import CheckpointError
-from reconv.optim.fused import fused_lerp
+from reconv.optim.optimizer import fused_lerp
 from reconv.precision import at_least_float32
 from reconv.precision.accumulate import to_accumulate_dtype
 

@@ -13,8 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.fused import fused_lerp, fused_sgd, match_strides
-from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, ParamGroup, copy_if_ok, scaled
+from reconv.optim.optimizer import (
+    BaseOptimizer,
+    OptimizerSetup,
+    ParamGroup,
+    copy_if_ok,
+    fused_lerp,
+    fused_sgd,
+    match_strides,
+    scaled,
+)
 from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.sgd import MOMENTUM, descended
 

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.fused import fused_sgd
-from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, copy_if_ok, scaled
+from reconv.optim.optimizer import BaseOptimizer, OptimizerSetup, copy_if_ok, fused_sgd, scaled
 from reconv.optim.param_groups import DecayGroups, RateScale
 from reconv.optim.vendor_sgd import SGDClass, VendorSGD
 

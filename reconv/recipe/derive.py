@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reconv.recipe.fields import flatten
 from reconv.recipe.load.adapt import show
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 from reconv.recipe.units import Duration
 
 

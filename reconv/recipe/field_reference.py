@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from reconv.core.errors import UsageError
-from reconv.recipe.fields import section_type, suggest
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, section_type, suggest
 from reconv.recipe.units import BadImages, Duration, Section
 
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}

@@ -16,17 +16,14 @@ from typing import Any
 
 from reconv.core.custom_code import is_file_path
 from reconv.core.errors import one_of
-from reconv.recipe.fields import flatten, takes_null, takes_only_text
 from reconv.recipe.load import document
-from reconv.recipe.load.adapt import describe, show
-from reconv.recipe.load.draft import OVERRIDES, Draft, Origin, recipe_error
+from reconv.recipe.load.adapt import describe, fit_to_changes, show, use_written_rates
+from reconv.recipe.load.draft import OVERRIDES, Draft, Origin, recipe_error, validate_draft
 from reconv.recipe.load.extends import PATH_FIELDS, RecipeLayer, absolute_path, anchor_code, read_chain
-from reconv.recipe.load.fit import fit_to_changes, use_written_rates
 from reconv.recipe.load.identity import may_change
 from reconv.recipe.load.resolved import Resolved
-from reconv.recipe.load.validate import validate_draft
 from reconv.recipe.parts.code import references_in
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten, takes_null, takes_only_text
 from reconv.recipe.units import BatchPerDevice, split_rate
 from reconv.storage import read_limits
 

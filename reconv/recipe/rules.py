@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from reconv.recipe.parts.code import names_code
 from reconv.recipe.parts.contradiction import Contradiction, join_words
 from reconv.recipe.parts.data import augment_rules, color_jitter_rules, data_rules
-from reconv.recipe.parts.metrics import metrics_of
+from reconv.recipe.parts.metrics import METRIC_NAMES
 from reconv.recipe.parts.optimizer import optimizer_rules
 from reconv.recipe.parts.schedule import schedule_rules
 from reconv.recipe.units import Duration
@@ -218,7 +218,7 @@ def anchors_rules(recipe: Recipe) -> Iterator[Contradiction]:
 
 def results_rules(recipe: Recipe) -> Iterator[Contradiction]:
     """Accuracies are fractions wherever they are expected, published or measured."""
-    expect, known = recipe.expect, metrics_of(recipe.task)
+    expect, known = recipe.expect, METRIC_NAMES[recipe.task]
     best = recipe.evaluate.best_metric
     if best is not None and recipe.task == "detection":
         yield Contradiction(("evaluate.best_metric", "task"), "is for task: classification; use detection.metric")

@@ -14,7 +14,7 @@ from reconv.build.model import build_meta_model
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights
 from reconv.checkpoint.locate import locate
-from reconv.checkpoint.state import check_state
+from reconv.checkpoint.manifest import check_state
 from reconv.checkpoint.store import CheckpointStore, open_store
 from reconv.core.errors import CheckpointError
 from reconv.core.message import message

@@ -25,8 +25,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from reconv.checkpoint.manifest import check_state
 from reconv.checkpoint.run_identity import read_identity
-from reconv.checkpoint.state import check_state
 from reconv.checkpoint.store import LoadedCheckpoint, open_store
 from reconv.core.errors import (
     CheckpointError,

@@ -84,7 +84,7 @@ from reconv.trainer.opened_run import (
 from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare import PreparedRun, local_out, prepare_run, print_early
 from reconv.trainer.progress import Counters, ProgressLogger
-from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step, out_of_memory_error
+from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step, no_annotation, out_of_memory_error
 from reconv.trainer.stop import StopAfter, StopSignal
 from reconv.trainer.train_state import TrainState, build_train_state
 from reconv.trainer.verifier import Verifier
@@ -245,7 +245,7 @@ class TrainingRun(PreparedRun):
             self,
             train_state,
             self.logger,
-            annotate=profiler.annotate,
+            annotate=no_annotation if self.recipe.profile == "off" else profiler.annotate,
             micro_batch_size=micro_batch_size,
             digests=None if verifier is None else verifier.digests,
         )

@@ -11,7 +11,7 @@ import reconv
 from reconv.cli.commands.train import train as train_command
 from reconv.core.errors import UsageError
 from reconv.migrate.translation import SHORT_OPTIONS
-from reconv.recipe.fields import schema_fields
+from reconv.recipe.schema import schema_fields
 from reconv.recipe.shortcuts import SHORTCUTS, shortcut_overrides
 
 _OBJECTS = {"model"}  # shortcuts whose keyword also takes objects

@@ -24,8 +24,7 @@ from reconv.cli.bench_output import print_published
 from reconv.core.errors import UsageError
 from reconv.device import Device
 from reconv.inference.backends.captured_network import FusedInference
-from reconv.inference.backends.fold import fold_batch_norms
-from reconv.inference.backends.folded import fold_network
+from reconv.inference.backends.fold import fold_batch_norms, fold_network
 from reconv.inference.backends.precisions import DTYPES, trained_precision
 from reconv.models import build_model
 from reconv.recipe.loader import load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from checkpoint_examples import state
 
-from reconv.checkpoint.state import check_state
+from reconv.checkpoint.manifest import check_state
 from reconv.core.errors import CheckpointError, ExitCode
 
 FOLDER = Path("run/checkpoints/step-000000020")

@@ -49,7 +49,7 @@ USE_LIBRARIES = """
 import io, numpy, torch
 from PIL import Image
 from reconv.data.decode import native
-from reconv.inference.backends import winograd_library as winograd
+from reconv.inference.backends import winograd
 
 assert not native.problem(), native.problem()
 file, crop = io.BytesIO(), numpy.zeros((3, 8, 8), numpy.uint8)

@@ -24,8 +24,8 @@ from malicious_runs import tensorflow_table
 from reconv.checkpoint import manifest
 from reconv.checkpoint.interop.tensorflow import read_tensorflow
 from reconv.checkpoint.load_weights import read_weights
-from reconv.checkpoint.state import check_state
-from reconv.checkpoint.store import STATE, CheckpointStore
+from reconv.checkpoint.manifest import STATE, check_state
+from reconv.checkpoint.store import CheckpointStore
 from reconv.checkpoint.weights_metadata import read_metadata
 from reconv.core.errors import DataError, ReconvError
 from reconv.data.inspect.check import check

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reconv.bench.infer import open_network
+from reconv.inference.backends.base import EagerBackend
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.outputs import largest_difference
+from reconv.inference.backends.precisions import largest_difference
 
 LIMITS = {"fp32": 1e-3, "bf16": 0.1}
 

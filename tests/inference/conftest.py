@@ -11,7 +11,7 @@ from detector_example import write_recipe
 from interpreted_kernels import use_torch_instead
 
 import reconv
-from reconv.inference.backends import winograd_library
+from reconv.inference.backends import winograd
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
 
@@ -49,8 +49,8 @@ def winograd_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled_winograd(winograd_file: Path) -> Iterator[None]:
     """Reconv with the library of `winograd_file`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd_library, "LIBRARY", winograd_file)
-        winograd_library.problem.cache_clear()
-        assert not winograd_library.problem()
+        patch.setattr(winograd, "LIBRARY", winograd_file)
+        winograd.problem.cache_clear()
+        assert not winograd.problem()
         yield
-    winograd_library.problem.cache_clear()
+    winograd.problem.cache_clear()

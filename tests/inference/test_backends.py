@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_map
 from reconv.bench.infer import open_network
 from reconv.core.errors import UsageError
 from reconv.inference.backends import choose
+from reconv.inference.backends.base import EagerBackend
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.folded import FoldedBackend
+from reconv.inference.backends.fold import FoldedBackend
 from reconv.inference.backends.fused import FusedBackend, graph_batch
 from reconv.inference.backends.onednn import PackedConvolution
-from reconv.inference.backends.outputs import fixed_images, largest_difference
+from reconv.inference.backends.precisions import fixed_images, largest_difference
 from reconv.inference.predictor import Predictor
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from reconv.bench.infer import open_network
-from reconv.inference.backends import winograd, winograd_library
+from reconv.inference.backends import winograd
+from reconv.inference.backends.base import EagerBackend
 from reconv.inference.backends.choose import LoadedNetwork, choose_backend
-from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.folded import FoldedBackend
+from reconv.inference.backends.fold import FoldedBackend
 from reconv.inference.backends.onednn import PackedConvolution
-from reconv.inference.backends.outputs import largest_difference
+from reconv.inference.backends.precisions import largest_difference
 from reconv.inference.backends.winograd import WinogradConvolution, is_faster, is_supported, with_winograd
 from reconv.kernels.ops.conv_candidates import ConvConfig
 
@@ -113,10 +113,10 @@ def test_networks_in_several_threads_give_the_outputs_of_one() -> None:
 def test_without_the_library_every_convolution_is_direct(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loaded = load_resnet("resnet18")
     with monkeypatch.context() as patch:
-        patch.setattr(winograd_library, "LIBRARY", tmp_path / "missing.so")
-        winograd_library.problem.cache_clear()
+        patch.setattr(winograd, "LIBRARY", tmp_path / "missing.so")
+        winograd.problem.cache_clear()
         backend = folded(loaded)
-    winograd_library.problem.cache_clear()
+    winograd.problem.cache_clear()
     assert num_modules(backend, WinogradConvolution) == 0 and num_modules(backend, PackedConvolution) == 20
     eager = EagerBackend(loaded.recipe, loaded.network)
     assert largest_difference(backend(images_of(loaded, 3)), eager(images_of(loaded, 3))) < 1e-5
@@ -147,7 +147,7 @@ def test_bf16_stays_direct() -> None:
 
 
 def test_instructions_that_were_not_measured_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd, "PLAIN", winograd_library.fastest_instructions())
+    monkeypatch.setattr(winograd, "PLAIN", winograd.fastest_instructions())
     assert not is_supported(torch.zeros(32, 32, 3, 3), CONFIG)
 
 

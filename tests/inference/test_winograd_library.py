@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.inference.backends import winograd_library
-from reconv.inference.backends.winograd_library import fastest_instructions, transform_weights, winograd_conv
+from reconv.inference.backends import winograd
+from reconv.inference.backends.winograd import fastest_instructions, transform_weights, winograd_conv
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_winograd")]
 
@@ -144,9 +144,9 @@ def test_threads_that_run_at_once_do_not_disturb_each_other() -> None:
 def test_without_torchs_threads_it_runs_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weights = images(2, 16, 20, 20), transform_weights(draw(32, 16, 3, 3), None)
     expected = winograd_conv(x, weights)
-    monkeypatch.setattr(winograd_library, "_torch_parallel", lambda: None)
+    monkeypatch.setattr(winograd, "_torch_parallel", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert not winograd_library.can_use_threads() and torch.equal(winograd_conv(x, weights), expected)
+    assert not winograd.can_use_threads() and torch.equal(winograd_conv(x, weights), expected)
 
 
 def test_an_empty_batch_has_an_empty_output() -> None:
@@ -178,11 +178,11 @@ def test_a_missing_damaged_or_older_library_is_a_problem_and_no_error(
         subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     found = []
     for library in (tmp_path / "missing.so", damaged, older, other):
-        monkeypatch.setattr(winograd_library, "LIBRARY", library)
-        winograd_library.problem.cache_clear()
-        found.append(winograd_library.problem())
+        monkeypatch.setattr(winograd, "LIBRARY", library)
+        winograd.problem.cache_clear()
+        found.append(winograd.problem())
     monkeypatch.undo()
-    winograd_library.problem.cache_clear()
+    winograd.problem.cache_clear()
     assert found[0] == "it was not compiled" and found[1].startswith("it does not load: ")
     assert found[2] == "it has version 0 instead of 1: compile it again"
     assert found[3].startswith("it does not load: ")

@@ -12,8 +12,8 @@ from reconv.cli.options import complete_fields, complete_models
 from reconv.core.errors import UsageError
 from reconv.models import model_names, model_spec
 from reconv.recipe.field_reference import explain_field, field_names, field_references, matching_fields
-from reconv.recipe.fields import schema_fields
 from reconv.recipe.model_names import MODEL_NAMES
+from reconv.recipe.schema import schema_fields
 
 
 def completions(function: object, typed: str) -> list[str]:

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.core.errors import RecipeError
-from reconv.recipe.fields import flatten, schema_fields
 from reconv.recipe.load import document
 from reconv.recipe.load.identity import differences
 from reconv.recipe.loader import dump, load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten, schema_fields
 
 NAMES = sorted(schema_fields())
 WORDS = ["off", "on", "auto", "all", "micro", "step", "cosine", "multistep", "fp16", "digits", "gpipe", "top1"]

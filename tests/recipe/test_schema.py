@@ -10,12 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from reconv.core.errors import RecipeError
-from reconv.recipe.fields import schema_fields, section_type
 from reconv.recipe.loader import load
 from reconv.recipe.parts.result import MeasuredResult, PublishedResult
 from reconv.recipe.parts.schedule import SCHEDULES, ScheduleConfig, learning_rate
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, schema_fields, section_type
 from reconv.recipe.units import Section
 
 NEEDED: dict[str, dict[str, Any]] = {

@@ -84,7 +84,8 @@ class EvalLoader:
         ):
             for pending in prefetcher.stream(self._batches, partial(self._start, prefetcher)):
                 self._wait(pending, steps_done)
-                reached(pending.step)
+                if reached is not None:
+                    reached(pending.step)
                 if len(pending.positions):
                     positions = torch.from_numpy(pending.positions)
                     filled = Batch(pending.tensors(), positions, (len(positions),))

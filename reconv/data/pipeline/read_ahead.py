@@ -142,14 +142,16 @@ class ReadAhead:
 @contextmanager
 def read_ahead(
     dataset: Dataset, steps: Iterable[int], indices_of: Callable[[int], I64], in_order: bool
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[[int], None] | None]:
     """Fetch the samples of the steps ahead while the block runs; call the result when a step was read.
+
+    The result is None for data that is in no object store.
 
     `in_order`: each part of the data is needed once, for a while, and then not again in this pass.
     """
     root = _remote_root(dataset)
     if root is None:
-        yield lambda step: None
+        yield None
         return
     ahead = ReadAhead(dataset, steps, indices_of, shared_cache(), _policy(root, in_order))
     try:

@@ -20,6 +20,7 @@ from reconv.data.dataset import (
     I64,
     U8,
     Dataset,
+    FileBacked,
     LabelError,
     NamedArrays,
     Sample,
@@ -162,11 +163,12 @@ class _DatasetRows:
     """The samples of rows; reading one also fills its target."""
 
     dataset: Dataset
+    files: FileBacked | None  # the dataset, if its samples are files on a disk
     indices: I64
     targets: npt.NDArray[Any]
 
     def paths(self) -> Sequence[bytes] | None:
-        files = sample_files(self.dataset, self.indices)
+        files = None if self.files is None else self.files.files(self.indices)
         if files is None:
             return None
         paths, self.targets[:] = files
@@ -189,6 +191,9 @@ class DecodePipeline:
         decode_threads: int = 1,
     ) -> None:
         self._dataset = dataset
+        first = np.zeros(min(1, len(dataset)), np.int64)
+        is_on_disk = isinstance(dataset, FileBacked) and sample_files(dataset, first) is not None
+        self._files = dataset if is_on_disk else None
         self._transforms = None if augment is None else HostTransforms(preprocess, augment)
         self._decode_threads = decode_threads
         self._reader = (
@@ -206,7 +211,7 @@ class DecodePipeline:
         return {} if self._transforms is None else self._transforms.sample(seed, positions)
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
-        sources, images = _DatasetRows(self._dataset, indices, rows["targets"]), rows["images"]
+        sources, images = _DatasetRows(self._dataset, self._files, indices, rows["targets"]), rows["images"]
         for outcome in self._reader.fill(sources, params, images, self._decode_threads):
             if isinstance(outcome, DataError):
                 raise outcome

@@ -107,7 +107,8 @@ class StreamedLoader:
         with read_ahead(self._dataset, range(start, stop), self._indices, self._in_order) as reached:
             batches = self.load((step, self._assembler.size_at(step)) for step in range(start, stop))
             for step, micro_batches in enumerate(batches, start):
-                reached(step)
+                if reached is not None:
+                    reached(step)
                 yield micro_batches
 
     def _indices(self, step: int) -> I64:

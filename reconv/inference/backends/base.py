@@ -1,4 +1,7 @@
-"""Interface of the backends: a function from uint8 images to the outputs of the network, normalization included."""
+"""Interface of the backends: a function from uint8 images to the outputs of the network, normalization included.
+
+The plain one, `eager`, gives the outputs of evaluation during training, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from reconv.build.model import Network, build_eval_preprocess
+from reconv.recipe.schema import Recipe
+from reconv.tasks.evaluation import average_views, eval_mode
 
 BackendName = Literal["auto", "eager", "folded", "fused", "onnxruntime"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
@@ -45,3 +53,22 @@ def no_log(text: str) -> None:
 
 
 U8 = npt.NDArray[np.uint8]
+
+
+class EagerBackend(InferenceBackend):
+    """The network's own modules, in the precision of its recipe."""
+
+    name = "eager"
+
+    def __init__(self, recipe: Recipe, network: Network) -> None:
+        self.precision = recipe.precision.mode
+        self._network = network
+        self._preprocess = build_eval_preprocess(recipe, network)
+        self._forward = average_views(network.model, recipe.evaluate.tta)
+
+    def __call__(self, images: Tensor) -> Any:
+        # Not torch.inference_mode, which not every device supports.
+        with eval_mode(self._network.model), torch.no_grad():
+            prepared = self._preprocess.prepare(images)
+            with self._network.precision.autocast():
+                return self._forward(prepared)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from reconv.device.graphs import GraphCapture
 from reconv.inference.backends.compiler import compile_inference
-from reconv.inference.backends.outputs import largest_difference
+from reconv.inference.backends.precisions import largest_difference
 
 MAX_DIFFERENCE = 0.1  # relative to the largest output; a few percent are normal in bf16
 MAX_ROUNDING_FACTOR = 2.0  # or relative to the plain network's own rounding, which is large in untrained networks

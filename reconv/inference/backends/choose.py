@@ -16,15 +16,15 @@ import torch
 from reconv.build.model import Network
 from reconv.core.errors import ReconvError, UsageError
 from reconv.device import Device
-from reconv.inference.backends.base import BackendName, InferenceBackend, Precision
-from reconv.inference.backends.eager import EagerBackend
-from reconv.inference.backends.folded import FoldedNetwork, fold_network
-from reconv.inference.backends.outputs import fixed_images, largest_difference
+from reconv.inference.backends.base import BackendName, EagerBackend, InferenceBackend, Precision
+from reconv.inference.backends.fold import FoldedNetwork, fold_network
 from reconv.inference.backends.precisions import (
     DTYPES,
     TOLERANCES,
     allowed_difference,
     choose_precision,
+    fixed_images,
+    largest_difference,
     trained_precision,
 )
 from reconv.inference.calibration import CalibrationSource
@@ -190,7 +190,7 @@ def _checked(loaded: LoadedNetwork, name: BackendName, precision: str) -> Infere
 def _build(loaded: LoadedNetwork, name: BackendName, precision: str) -> InferenceBackend:
     # Imported here: each takes a while, and one is needed.
     if name == "folded":
-        from reconv.inference.backends.folded import FoldedBackend
+        from reconv.inference.backends.fold import FoldedBackend
 
         return FoldedBackend(loaded.recipe, loaded.fold(precision), precision)
     if name == "fused":

@@ -14,7 +14,7 @@ from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.device.graphs import GraphCapture
 from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.captured_network import CapturedInference, FusedInference
-from reconv.inference.backends.folded import FoldedNetwork
+from reconv.inference.backends.fold import FoldedNetwork
 from reconv.recipe.schema import Recipe
 from reconv.tasks.evaluation import average_views
 

@@ -26,8 +26,8 @@ from torch import nn
 from reconv.build.postprocess import build_postprocess
 from reconv.core.errors import UsageError
 from reconv.core.python_child import python_command
-from reconv.device.amx import reports_amx
 from reconv.device.base import Device
+from reconv.device.cpu import reports_amx
 from reconv.inference.backends.base import InferenceBackend
 from reconv.inference.backends.onnxruntime import OnnxRuntimeBackend, check_packages, network_digest, onnx_file
 from reconv.inference.backends.quantize import MAX_DROP, quantize_onnx
@@ -163,7 +163,7 @@ def judge_classes(expected: dict[str, Any], found: dict[str, Any], images: HeldO
 
 
 def check_amx() -> None:
-    """Raise `UsageError` where the CPU reports AMX that does not work (see device/amx.py): onnxruntime would use it."""
+    """Raise `UsageError` where the CPU reports AMX that does not work (see device/cpu.py): onnxruntime would use it."""
     if not reports_amx():
         return
     import onnx

@@ -1,13 +1,22 @@
 """The precision a network runs in: as trained, or as asked for; and how far each may be from eager.
 
-A difference is the largest absolute one between two outputs, relative to the largest output.
+A difference is the largest absolute one between two outputs on a few fixed images, relative to the largest output.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from reconv.core.errors import UsageError
+from reconv.core.random import key, uniforms
 from reconv.device import Device
 from reconv.device.cpu_features import has_bf16, has_int8
 from reconv.inference.backends.base import Precision
@@ -16,6 +25,8 @@ from reconv.recipe.schema import Recipe
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 DTYPES = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}  # of weights; others: float32
 _HALF = {"bf16": "bf16", "bf16-all": "bf16", "fp16": "fp16", "16.16": "fp16", "16.32": "fp16"}
+NUM_IMAGES = 2
+_PATCHES = 7  # along a side, of one color each
 
 
 def trained_precision(recipe: Recipe) -> str:
@@ -59,3 +70,25 @@ def _check_int8(device: Device) -> None:
 def allowed_difference(precision: str, rounding: float = 0.0) -> float:
     """The largest accepted difference from eager; in half precision, twice eager's own `rounding` is accepted."""
     return max(TOLERANCES[precision], 2 * rounding)
+
+
+def largest_difference(outputs: Any, expected: Any) -> float:
+    """The largest absolute difference, relative to the largest expected value; infinite if shapes or NaNs differ."""
+    pairs = list(zip(tree_leaves(outputs), tree_leaves(expected), strict=True))
+    if any(o.shape != e.shape for o, e in pairs):  # they would be broadcast
+        return math.inf
+    largest = max(float(e.double().abs().max()) for _, e in pairs)
+    difference = max(float((o.double() - e.double()).abs().max()) for o, e in pairs)
+    return difference / max(largest, 1e-30) if math.isfinite(difference) else math.inf
+
+
+def fixed_images(shape: Sequence[int]) -> Tensor:
+    """Two uint8 images [2, channels, height, width] of colored patches with noise, always the same."""
+    channels, height, width = shape
+    stream = key(0, "backend-check")
+    patches = uniforms(stream, np.arange(NUM_IMAGES), channels * _PATCHES**2)
+    noise = uniforms(key(1, "backend-check"), np.arange(NUM_IMAGES), channels * height * width)
+    colors = torch.from_numpy(patches).reshape(NUM_IMAGES, channels, _PATCHES, _PATCHES)
+    smooth = F.interpolate(colors, (height, width), mode="bilinear", align_corners=False)
+    mixed = 224 * smooth + 31 * torch.from_numpy(noise).reshape(NUM_IMAGES, channels, height, width)
+    return mixed.round().to(torch.uint8)

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from reconv.logging.event_log import latest_by_step
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, ScalarLogged, TrainProgress
-from reconv.recipe.fields import flatten
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 _NO_SETTINGS = ("expect", "published", "measured", "description", "loggers", "profile")
 

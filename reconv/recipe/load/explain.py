@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from reconv.recipe.fields import fields_of, suggest
 from reconv.recipe.presets import nearest
+from reconv.recipe.schema import fields_of, suggest
 from reconv.recipe.units import DURATION
 
 _EXPECTED = {

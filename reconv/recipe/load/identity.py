@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reconv.recipe.fields import flatten
 from reconv.recipe.load import document as yaml_document
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 _NUM_DIGITS = 32
 _MAY_CHANGE = (

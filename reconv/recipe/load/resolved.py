@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from reconv.core.errors import RecipeError, one_of
 from reconv.core.message import message
 from reconv.core.text import printable_lines
-from reconv.recipe.fields import is_derived
 from reconv.recipe.load.adapt import (
     CHANGED,
     Change,
@@ -28,7 +27,7 @@ from reconv.recipe.load.adapt import (
 )
 from reconv.recipe.parts.contradiction import ContradictionError
 from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, is_derived
 
 
 @message

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from reconv.recipe.fields import flatten
 from reconv.recipe.parts.data import why_not_native
 from reconv.recipe.parts.engine import EngineConfig
 from reconv.recipe.parts.schedule import SCHEDULES
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, flatten
 
 
 def unused_options(recipe: Recipe, device: str = "") -> Iterator[tuple[str, str]]:

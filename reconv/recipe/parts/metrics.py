@@ -36,8 +36,7 @@ METRICS = (
     Metric("voc07", "VOC07 mAP", _DETECTION, is_headline=False),
     Metric("voc10", "VOC mAP", _DETECTION),
 )
-
-
-def metrics_of(task: str) -> tuple[str, ...]:
-    """The names of a task's metrics."""
-    return tuple(metric.name for metric in METRICS if task in metric.tasks)
+METRIC_NAMES = {
+    task: tuple(metric.name for metric in METRICS if task in metric.tasks)
+    for task in (*_CLASSIFICATION, *_MULTILABEL, *_DETECTION)
+}
