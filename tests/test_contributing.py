@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADER = re.compile(r"# (?P<file>[\w./-]+\.(?:py|yaml))(?:, (?P<where>after|before|replacing) `(?P<anchor>.+)`)?")
 # Files beside the tests: the thing itself, for some its declaration without torch, and a list.
 FILES = {
-    "model": 2,
+    "model": 3,  # and the names for shell completion
     "dataset reader": 3,
     "transform": 3,
     "learning-rate schedule": 1,

@@ -32,7 +32,7 @@ from reconv.core.custom_code import TrustCode
 from reconv.core.errors import DataError
 from reconv.data.dataset import Dataset, sample_files
 from reconv.data.inspect.lenient_open import find_box_reader
-from reconv.data.readers.csv_multilabel import has_several_labels
+from reconv.data.readers.csv_table import has_several_labels
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.inference.backends.choose import plain_network_recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -70,6 +70,10 @@ def rates(schedule: dict[str, Any]) -> list[float]:
     recipe = Recipe.model_validate({"length": "10ep", "batch": {"size": 100}, "schedule": schedule})
     plan = make_plan(recipe, Facts(1000, 100, 10))
     return [learning_rate(plan.schedule, step) for step in range(plan.total_steps)]
+
+
+def test_every_schedule_of_the_section_has_a_class() -> None:
+    assert set(SCHEDULES) == set(get_args(ScheduleConfig.model_fields["name"].annotation))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -24,7 +24,7 @@ def curve(kind: str, **fields: Any) -> list[float]:
 
 @pytest.mark.parametrize("kind", RAMPED)
 def test_warm_up_is_linear_and_ends_at_the_peak(kind: str) -> None:
-    assert len(RAMPED) == 8
+    assert len(RAMPED) >= 8
     assert curve(kind, warmup_steps=4, peak_lr=2.0)[:4] == [0.5, 1.0, 1.5, 2.0]
 
 

@@ -21,7 +21,7 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.file_list import is_image_name
-from reconv.data.readers.csv_multilabel import has_several_labels
+from reconv.data.readers.csv_table import has_several_labels
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset

@@ -25,8 +25,7 @@ from reconv.data.dataset import (
 )
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
-from reconv.data.readers.csv_multilabel import MultilabelCSVDataset, wrong_data
-from reconv.data.readers.csv_table import CSVDataset
+from reconv.data.readers.csv_table import CSVDataset, MultilabelCSVDataset, wrong_data
 from reconv.data.readers.custom import open_custom
 from reconv.data.readers.detect import FORMATS, DetectedDataset, detect
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset

@@ -15,7 +15,7 @@ from reconv.data.inspect.check import check
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_cache import CacheBudget, cache_samples
-from reconv.data.readers.csv_multilabel import MultilabelCSVDataset
+from reconv.data.readers.csv_table import MultilabelCSVDataset
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
 from reconv.recipe.parts.data import DataConfig, PreprocessConfig
