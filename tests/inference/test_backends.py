@@ -136,7 +136,7 @@ class WrongBackend(FoldedBackend):
 
 def test_a_backend_that_differs_from_eager_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, said = load_network(), list[str]()
-    monkeypatch.setattr("reconv.inference.backends.folded.FoldedBackend", WrongBackend)
+    monkeypatch.setattr("reconv.inference.backends.fold.FoldedBackend", WrongBackend)
     assert choose_backend(loaded, "auto", "auto", said.append).name == "eager"
     assert len(said) == 1 and "differ by 0.01 of the largest, more than 0.001 in fp32" in said[0]
     with pytest.raises(UsageError, match="folded is not equal to eager"):
