@@ -189,7 +189,8 @@ def _measure_reading(dataset, recipe, began_s: float, workers: int, max_mb_s: fl
     ):
         for step in steps:
             num_bytes = sum(pool.map(read, sampler.indices(step).tolist()))
-            reached(step)
+            if reached is not None:
+                reached(step)
             if step == 0:
                 first_s, start_s = time.perf_counter() - began_s, time.perf_counter()
                 continue

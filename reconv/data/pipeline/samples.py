@@ -191,9 +191,9 @@ class DecodePipeline:
         decode_threads: int = 1,
     ) -> None:
         self._dataset = dataset
-        first = np.zeros(min(1, len(dataset)), np.int64)
-        is_on_disk = isinstance(dataset, FileBacked) and sample_files(dataset, first) is not None
-        self._files = dataset if is_on_disk else None
+        first, self._files = np.zeros(min(1, len(dataset)), np.int64), None
+        if isinstance(dataset, FileBacked) and sample_files(dataset, first) is not None:
+            self._files = dataset
         self._transforms = None if augment is None else HostTransforms(preprocess, augment)
         self._decode_threads = decode_threads
         self._reader = (

@@ -26,8 +26,9 @@ from reconv.recipe.load.adapt import (
     show,
 )
 from reconv.recipe.parts.contradiction import ContradictionError
-from reconv.recipe.plan import duration_steps, length_steps, steps_per_epoch
+from reconv.recipe.plan import length_steps, steps_per_epoch
 from reconv.recipe.schema import Recipe, is_derived
+from reconv.recipe.units import duration_steps
 
 
 @message

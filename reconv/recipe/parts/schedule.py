@@ -184,7 +184,7 @@ class Constant(Schedule):
 class Decaying(Schedule):
     """Interpolation from the peak to the end value, which is reached at `decay_until`."""
 
-    fields = _DECAYING
+    fields: ClassVar[tuple[str, ...]] = _DECAYING
 
     @classmethod
     def factor(cls, plan: SchedulePlan, progress: float) -> float:
