@@ -26,11 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1_281_167)
     parser.add_argument("--tries", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     for drop_last in (True, False):
-        for epoch_samples in (None, given.samples // 3):
-            times_s = [seek_s(given.samples, drop_last, epoch_samples, seed) for seed in range(given.tries)]
+        for epoch_samples in (None, options.samples // 3):
+            times_s = [seek_s(options.samples, drop_last, epoch_samples, seed) for seed in range(options.tries)]
             epoch = "all samples" if epoch_samples is None else f"{epoch_samples:,} samples"
             print(
                 f"drop_last {drop_last}, an epoch of {epoch}: {statistics.median(times_s):.3f} s "

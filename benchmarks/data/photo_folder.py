@@ -51,13 +51,13 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--quality", type=int, default=90)
-    given = parser.parse_args()
-    images = sorted(path for path in given.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-    jobs = crop_jobs(images, given.out, given.classes, {"train": given.train, "val": given.val})
+    options = parser.parse_args()
+    images = sorted(path for path in options.images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+    jobs = crop_jobs(images, options.out, options.classes, {"train": options.train, "val": options.val})
     with ProcessPoolExecutor() as pool:
-        for _ in pool.map(partial(write_crop, size=given.size, quality=given.quality), jobs, chunksize=64):
+        for _ in pool.map(partial(write_crop, size=options.size, quality=options.quality), jobs, chunksize=64):
             pass
-    print(f"{len(jobs)} crops of {len(images)} images in {given.out}")
+    print(f"{len(jobs)} crops of {len(images)} images in {options.out}")
 
 
 if __name__ == "__main__":

@@ -40,17 +40,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--score", type=float, default=PostprocessConfig().score_threshold, help="score threshold")
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    device = open_device(given.device)
+    options = parser.parse_args()
+    device = open_device(options.device)
     anchors = build_anchors(load("ssd-resnet34").recipe).to(device.torch)
     random = np.random.default_rng(0)
-    truths = [random_truth(random, index) for index in range(given.images)]
+    truths = [random_truth(random, index) for index in range(options.images)]
     torch.manual_seed(0)
     batches = [
-        _batch(truths, range(start, min(start + given.batch, given.images)), anchors)
-        for start in range(0, given.images, given.batch)
+        _batch(truths, range(start, min(start + options.batch, options.images)), anchors)
+        for start in range(0, options.images, options.batch)
     ]
-    print(_timed(truths, batches, anchors, PostprocessConfig(score_threshold=given.score), device))
+    print(_timed(truths, batches, anchors, PostprocessConfig(score_threshold=options.score), device))
 
 
 def _timed(

@@ -32,16 +32,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--detections", type=float, default=60.0, help="per image, on average")
     parser.add_argument("--times", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     random = np.random.default_rng(0)
-    truths = [random_truth(random, index) for index in range(given.images)]
+    truths = [random_truth(random, index) for index in range(options.images)]
     batches = [
-        _batch(random, truths, range(start, min(start + BATCH, given.images)), given.detections)
-        for start in range(0, given.images, BATCH)
+        _batch(random, truths, range(start, min(start + BATCH, options.images)), options.detections)
+        for start in range(0, options.images, BATCH)
     ]
-    runs = [_timed(truths, batches) for _ in range(given.times)]
+    runs = [_timed(truths, batches) for _ in range(options.times)]
     result = {
-        "images": given.images,
+        "images": options.images,
         "objects": sum(map(len, truths)),
         "detections": int(sum(int(found.counts.sum()) for _, found in batches)),
         **{

@@ -73,23 +73,23 @@ class TimingInterpreter(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _words(given: ConvInputs, shape: ConvConfig) -> str:
-    joint = [word for word, there in (("+", given.other), ("gate", given.gate)) if there is not None]
-    sides = f"{tuple(given.x.shape[1:])} by {tuple(given.weight.shape)} stride {shape.stride[0]}"
+def _words(inputs: ConvInputs, shape: ConvConfig) -> str:
+    joint = [word for word, there in (("+", inputs.other), ("gate", inputs.gate)) if there is not None]
+    sides = f"{tuple(inputs.x.shape[1:])} by {tuple(inputs.weight.shape)} stride {shape.stride[0]}"
     return " ".join([sides, f"groups {shape.groups}", shape.act, *joint])
 
 
-def _forms_ms(given: ConvInputs, shape: ConvConfig) -> dict[str, float]:
-    expected = torch_conv(given, shape).float()
-    found = {"plain": time_on_device_ms(partial(torch_conv, given, shape))}
-    for form in find_candidates(given, shape):
+def _forms_ms(inputs: ConvInputs, shape: ConvConfig) -> dict[str, float]:
+    expected = torch_conv(inputs, shape).float()
+    found = {"plain": time_on_device_ms(partial(torch_conv, inputs, shape))}
+    for form in find_candidates(inputs, shape):
         name = _name(form)
         try:
-            far = (form(given, shape).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+            far = (form(inputs, shape).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
         except RuntimeError:  # cuDNN has no plan for it
             continue
-        name += "" if float(far) <= tolerance(given.x.dtype) else f" {float(far):.1g} WRONG"
-        found[name] = time_on_device_ms(partial(form, given, shape))
+        name += "" if float(far) <= tolerance(inputs.x.dtype) else f" {float(far):.1g} WRONG"
+        found[name] = time_on_device_ms(partial(form, inputs, shape))
     return found
 
 
@@ -112,13 +112,15 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
-    given = parser.parse_args()
-    dtype = DTYPES[given.dtype]
-    model = build_model(given.model, num_classes=1000)
+    options = parser.parse_args()
+    dtype = DTYPES[options.dtype]
+    model = build_model(options.model, num_classes=1000)
     init_weights(model, 0)
-    shape = (3, given.size, given.size)
+    shape = (3, options.size, options.size)
     model, _ = fold_batch_norms(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
-    images = torch.randn(given.batch, *shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(options.batch, *shape, device="cuda", dtype=dtype).contiguous(
+        memory_format=torch.channels_last
+    )
     with torch.inference_mode():
         compiled, num_fused = compile_inference(model.to(dtype), images)
         assert isinstance(compiled, fx.GraphModule)
@@ -126,7 +128,9 @@ def main() -> int:
         timed.run(images)
     kinds = sorted(timed.times.kinds.items(), key=lambda item: -item[1].total_ms())
     total_ms = sum(kind.total_ms() for _, kind in kinds)
-    print(f"{torch.cuda.get_device_name()}, {given.model}, batch {given.batch}, {num_fused} joined: {total_ms:.2f} ms")
+    print(
+        f"{torch.cuda.get_device_name()}, {options.model}, batch {options.batch}, {num_fused} joined: {total_ms:.2f} ms"
+    )
     for name, kind in kinds:
         forms = ", ".join(f"{form} {ms:.3f}" for form, ms in sorted(kind.times_ms.items(), key=lambda item: item[1]))
         print(f"{kind.number:3} x {name}: {kind.total_ms():.3f} ms; {forms}")

@@ -35,30 +35,30 @@ def import_torchvision() -> Any:
 class ResNet50(litserve.LitAPI):  # type: ignore[misc]
     """From the bytes of an image to its best classes."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        batched = {"max_batch_size": given.max_batch, "batch_timeout": given.batch_timeout_ms / 1000}
-        super().__init__(**(batched if given.max_batch > 1 else {}))
-        self.given = given
+    def __init__(self, options: argparse.Namespace) -> None:
+        batched = {"max_batch_size": options.max_batch, "batch_timeout": options.batch_timeout_ms / 1000}
+        super().__init__(**(batched if options.max_batch > 1 else {}))
+        self.options = options
 
     def setup(self, device: str) -> None:
-        given = self.given
+        options = self.options
         # On a GPU, too: with the default of one thread per core in each worker it served a tenth.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // given.workers))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         torchvision = import_torchvision()
         from torchvision.transforms import v2 as transforms
 
-        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[given.precision]
+        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.precision]
         model = torchvision.models.resnet50()
-        model.load_state_dict(torch.load(given.weights, weights_only=True))
+        model.load_state_dict(torch.load(options.weights, weights_only=True))
         model = model.eval().to(device, self.dtype, memory_format=torch.channels_last)
-        self.model = torch.compile(model, dynamic=True) if given.compile else model
+        self.model = torch.compile(model, dynamic=True) if options.compile else model
         self.torch_device = torch.device(device)
         self.read = transforms.Compose(
             [transforms.Resize(256, antialias=True), transforms.CenterCrop(224), transforms.PILToTensor()]
         )
         self.mean = 255 * torch.tensor([0.485, 0.456, 0.406], device=device).view(1, 3, 1, 1)
         self.std = 255 * torch.tensor([0.229, 0.224, 0.225], device=device).view(1, 3, 1, 1)
-        for size in {1, 2, given.max_batch} if given.max_batch > 1 else {1}:
+        for size in {1, 2, options.max_batch} if options.max_batch > 1 else {1}:
             self._classify(torch.zeros(size, 3, 224, 224, dtype=torch.uint8))
 
     def decode_request(self, request: Annotated[bytes, Body(media_type="image/jpeg")]) -> Tensor:
@@ -96,16 +96,16 @@ def main() -> None:
     parser.add_argument("--batch-timeout-ms", type=float, default=5)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--compile", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     server = litserve.LitServer(
-        ResNet50(given),
-        accelerator=given.device,
+        ResNet50(options),
+        accelerator=options.device,
         devices=1,
-        workers_per_device=given.workers,
+        workers_per_device=options.workers,
         timeout=60,
         fast_queue=True,
     )
-    server.run(host="127.0.0.1", port=given.port, generate_client_file=False, log_level="warning", access_log=False)
+    server.run(host="127.0.0.1", port=options.port, generate_client_file=False, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":

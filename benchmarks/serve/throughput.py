@@ -167,42 +167,42 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--from-json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # end the servers, too
-    results = json.loads(given.from_json.read_text()) if given.from_json else measure(given)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    results = json.loads(options.from_json.read_text()) if options.from_json else measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(results)
-    if given.markdown:
-        given.markdown.write_text(text)
+    if options.markdown:
+        options.markdown.write_text(text)
     print(text)
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, measure them, end them."""
-    base = CUDA if given.device == "cuda" else CPU
+    base = CUDA if options.device == "cuda" else CPU
     settings = Settings(
-        clients=given.clients or base.clients,
+        clients=options.clients or base.clients,
         processes=base.processes,
-        rounds=given.rounds or base.rounds,
+        rounds=options.rounds or base.rounds,
         warmup_s=base.warmup_s,
-        window_s=given.window or base.window_s,
+        window_s=options.window or base.window_s,
         open_rounds=base.open_rounds,
-        open_window_s=given.window or base.open_window_s,
+        open_window_s=options.window or base.open_window_s,
         max_p99_s=base.max_p99_s,
     )
     start_s, load_average = time.monotonic(), os.getloadavg()[0]
-    configs = cuda_configs() if given.device == "cuda" else cpu_configs()
-    if given.only:
+    configs = cuda_configs() if options.device == "cuda" else cpu_configs()
+    if options.only:
         names = {config: f"{config.server} {config.precision} {config.label}" for config in configs}
-        configs = [config for config, name in names.items() if any(text in name for text in given.only)]
+        configs = [config for config, name in names.items() if any(text in name for text in options.only)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         images, weights = make_images(NUM_IMAGES), folder / "resnet50.pth"
         make_weights(images, weights)
         write_images(images, folder)
         started = [
-            Row(config, RunningServer(config, weights, given.device, given.litserve_python, folder))
+            Row(config, RunningServer(config, weights, options.device, options.litserve_python, folder))
             for config in configs
         ]
         try:
@@ -216,10 +216,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 row.running.end()
     results["failed"] = failed
     results["machine"] = {
-        "device": given.device,
+        "device": options.device,
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
-        "gpu": _gpu() if given.device == "cuda" else None,
+        "gpu": _gpu() if options.device == "cuda" else None,
         "python": platform.python_version(),
         "load_average_before": load_average,
         "image_bytes": round(statistics.mean(map(len, images))),

@@ -132,13 +132,15 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
-    for network in given.networks:
-        rows.append(measure(network, given.ways, given.set, given.batch, given.device, TimingConfig(given.windows)))
+    for network in options.networks:
+        rows.append(
+            measure(network, options.ways, options.set, options.batch, options.device, TimingConfig(options.windows))
+        )
         print(json.dumps(rows[-1]), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print("\n".join(table(rows)))
 
 

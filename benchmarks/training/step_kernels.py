@@ -74,11 +74,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="A.B=V")
     parser.add_argument("--order", type=Path, help="a CSV file for all launches of a step in order")
     parser.add_argument("--top", type=int, default=40)
-    given = parser.parse_args()
-    steps = profile_steps(given.recipe, parse_set(given.set), given.steps)
+    options = parser.parse_args()
+    steps = profile_steps(options.recipe, parse_set(options.set), options.steps)
     order = in_order(steps)
-    if given.order:
-        with given.order.open("w", newline="") as file:
+    if options.order:
+        with options.order.open("w", newline="") as file:
             csv.writer(file).writerows([("number", "kernel", "us"), *((i, *launch) for i, launch in enumerate(order))])
     times: dict[str, list[float]] = defaultdict(list)
     for name, us in order:
@@ -86,7 +86,7 @@ def main() -> None:
     total_us = sum(us for _, us in order)
     print(f"{total_us / 1000:.3f} ms in {len(order)} launches")
     print("     ms  launches  kernel")
-    for name, found in sorted(times.items(), key=lambda pair: -sum(pair[1]))[: given.top]:
+    for name, found in sorted(times.items(), key=lambda pair: -sum(pair[1]))[: options.top]:
         print(f"{sum(found) / 1000:7.3f}  {len(found):8}  {name[:110]}")
 
 

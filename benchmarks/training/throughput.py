@@ -96,9 +96,9 @@ class Task:
     peaks: dict[str, tuple[float, float]]
 
     def overrides(self, mode: str) -> list[Override]:
-        given = {"batch.size": self.batch, "batch.group": "all"}
-        given |= dict(pair.split("=", 1) for pair in (*self.recipe.split("+")[1:], *self.settings))
-        return as_overrides({**given, "precision.mode": mode})
+        options = {"batch.size": self.batch, "batch.group": "all"}
+        options |= dict(pair.split("=", 1) for pair in (*self.recipe.split("+")[1:], *self.settings))
+        return as_overrides({**options, "precision.mode": mode})
 
 
 def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
@@ -319,37 +319,37 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     began_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # frees its device memory when it ends
-        peaks = pool.apply(measure_peaks, (given.device,))
+        peaks = pool.apply(measure_peaks, (options.device,))
     print({mode: f"{p[0] / 1e12:.3g} TFLOP/s, {p[1] / 1e12:.3g} TB/s" for mode, p in peaks.items()}, flush=True)
-    train_modes, infer_modes = (tuple(filter(None, t.split(","))) for t in (given.train_modes, given.infer_modes))
+    train_modes, infer_modes = (tuple(filter(None, t.split(","))) for t in (options.train_modes, options.infer_modes))
     tasks = [
         Task(
             recipe=recipe.removeprefix(INFER_ONLY),
-            batch=given.batch,
+            batch=options.batch,
             train_modes=() if recipe.startswith(INFER_ONLY) else train_modes,
             infer_modes=infer_modes,
-            infer_batches=tuple(map(int, given.infer_batches.split(","))),
-            settings=tuple(given.set),
-            device=given.device,
-            baseline=given.baseline,
+            infer_batches=tuple(map(int, options.infer_batches.split(","))),
+            settings=tuple(options.set),
+            device=options.device,
+            baseline=options.baseline,
             peaks=peaks,
         )
-        for recipe in given.recipes
+        for recipe in options.recipes
     ]
-    if given.compile_s:
+    if options.compile_s:
         os.environ.setdefault(INDUCTOR_CACHE, tempfile.mkdtemp())
-        fill_caches(tasks, began_s + given.compile_s)
+        fill_caches(tasks, began_s + options.compile_s)
         print(f"caches filled after {time.monotonic() - began_s:.0f} s", flush=True)
-    found = measure_all(tasks, given.limit, began_s + given.within)
+    found = measure_all(tasks, options.limit, began_s + options.within)
     text = markdown(found, peaks)
     print(f"{time.monotonic() - began_s:.0f} s in all\n\n{text}")
-    if given.json:
-        given.json.write_text(json.dumps({"peaks": peaks, "networks": found}, indent=1))
-    if given.markdown:
-        given.markdown.write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps({"peaks": peaks, "networks": found}, indent=1))
+    if options.markdown:
+        options.markdown.write_text(text)
 
 
 if __name__ == "__main__":
