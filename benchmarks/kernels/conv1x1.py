@@ -107,7 +107,10 @@ def statistics_rows(sizes: Sizes) -> Iterator[Row]:
         inputs, outputs, full_side = layer
         side, used = sizes.side(full_side), tile_config(inputs, outputs)
         ours = partial(fused_statistics, sizes.norm_groups)
-        ways = {"separate": partial(separate_statistics, sizes.norm_groups), "cuDNN alone": convolution}
+        ways: dict[str, Callable[[Any], object]] = {
+            "separate": partial(separate_statistics, sizes.norm_groups),
+            "cuDNN alone": convolution,
+        }
         yield Row(
             name=f"{inputs} to {outputs}, {full_side}",
             draw=partial(conv_tensors, inputs, outputs, side, sizes.batch),

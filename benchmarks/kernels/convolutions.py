@@ -138,16 +138,20 @@ def depthwise_rows(sizes: Sizes) -> Iterator[Row]:
                 name=f"{channels}, {full_side}, {kernel}x{kernel}, stride {stride}: {way}",
                 draw=partial(depthwise_tensors, channels, side, kernel, stride, sizes),
                 ways={
-                    "cuDNN": lambda tensors, way=way: tensors.cudnn(way),
-                    "ours": lambda tensors, way=way: tensors.ours(way),
+                    "cuDNN": partial(DepthwiseTensors.cudnn, way=way),
+                    "ours": partial(DepthwiseTensors.ours, way=way),
                 },
                 num_bytes=num_bytes,
                 counts=dict(zip(("MobileNetV2", "EfficientNet-B0"), counts, strict=True)),
                 configs=[None, *STRIPS],
-                ours=lambda tensors, config, way=way: tensors.ours(way, config),
+                ours=partial(depthwise_with, way),
                 error=(lambda tensors, config: tensors.error()) if way == "forward" else None,
                 tolerance=2e-2,
             )
+
+
+def depthwise_with(way: str, tensors: DepthwiseTensors, tile: StripTile | None) -> object:
+    return tensors.ours(way, tile)
 
 
 def depthwise_tensors(
@@ -238,6 +242,14 @@ class StemTensors:
     dz: Tensor
     sums: Tensor
 
+    def rearrange(self, kernel: int) -> Tensor:
+        """Blocks of pixels."""
+        return stem.space_to_depth(self.images, kernel, DTYPE)
+
+    def pool(self) -> object:
+        """The norm, ReLU and pool."""
+        return pool.write_pooled(self.operand, self.groups, self.window)
+
     def separate_forward(self) -> Tensor:
         """cuDNN's convolution and the kernel of the statistics."""
         y = F.conv2d(self.blocks, self.filters)
@@ -318,8 +330,8 @@ def stem_rows(sizes: Sizes) -> Iterator[Row]:
             tolerance=1e-2,
         )
         for part, call in (
-            ("blocks of pixels", lambda tensors, kernel=kernel: stem.space_to_depth(tensors.images, kernel, DTYPE)),
-            ("norm and pool", lambda tensors: pool.write_pooled(tensors.operand, tensors.groups, tensors.window)),
+            ("blocks of pixels", partial(StemTensors.rearrange, kernel=kernel)),
+            ("norm and pool", StemTensors.pool),
             ("gradient of norm and pool", StemTensors.pool_gradient),
         ):
             yield Row(name=f"{name}: {part}", draw=draw, ways={"ours": call}, num_bytes=num_bytes)

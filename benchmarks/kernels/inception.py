@@ -144,7 +144,7 @@ def row_of(name: str, models: Models, shape: tuple[int, int], sizes: Sizes, tole
     return Row(
         name=name,
         draw=partial(block_tensors, models, shape, sizes),
-        ways={way: lambda tensors, way=way: tensors.run(way) for way in models},
+        ways={way: partial(BlockTensors.run, way=way) for way in models},
         num_bytes=2 * image_bytes(sizes.batch, *shape),
         counts={"GoogLeNet": 1},
         error=BlockTensors.error,
@@ -239,7 +239,7 @@ def norm_tensors(name: str, part: str, side: int, sizes: Sizes, device: str) -> 
     return NormTensors(PartNorms(x, stats, parameters, parameters), norms, y, dx, sums, rows)
 
 
-def norm_kernel(kernel: str, tensors: NormTensors, config: tuple[LaunchConfig, int]) -> object:
+def norm_kernel(kernel: str, tensors: NormTensors, config: tuple[LaunchConfig, int]) -> None:
     launch, channels = config
     plain = tensors.rows
     rows = BlockRows(
@@ -248,12 +248,13 @@ def norm_kernel(kernel: str, tensors: NormTensors, config: tuple[LaunchConfig, i
     )  # fmt: skip
     with launch_config(kernel, launch):
         if kernel == "statistics":
-            return ops.statistics(tensors.operand.x, tensors.norms, rows)
-        if kernel == "normalize":
-            return ops.write_output(tensors.operand, tensors.y, rows)
-        if kernel == "gradient_sums":
-            return ops.gradient_sums(tensors.y, tensors.operand, rows)
-        return ops.write_input_gradients(tensors.y, tensors.operand, tensors.sums, tensors.dx, rows)
+            ops.statistics(tensors.operand.x, tensors.norms, rows)
+        elif kernel == "normalize":
+            ops.write_output(tensors.operand, tensors.y, rows)
+        elif kernel == "gradient_sums":
+            ops.gradient_sums(tensors.y, tensors.operand, rows)
+        else:
+            ops.write_input_gradients(tensors.y, tensors.operand, tensors.sums, tensors.dx, rows)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.harness import UNTRACED, Row, Sizes, gradients, image_bytes, random_norm, random_tensor
+from benchmarks.kernels.harness import UNTRACED, Row, Sizes, entry, gradients, image_bytes, random_norm, random_tensor
 from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.ops import batch_norm as norm
 from reconv.kernels.ops import max_pool
@@ -25,7 +25,7 @@ Calls = dict[str, Callable[[], object]]
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
 # Bytes that must be moved, in tensors of the layer's size; the mask of a ReLU has a bit per value. A join is the sum of
 # a residual block, whose shortcut may have a norm of its own.
-TENSORS_MOVED = {
+TENSORS_MOVED: dict[str, dict[str, float]] = {
     "pool": {"statistics": 1, "pool": 1 + 0.25 * 2.5, "sums": 1, "gradient": 2 + 0.25 * 1.5},
     "plain": {"statistics": 1, "normalize": 2, "sums": 2, "gradient": 3},
     "join": {"statistics": 1, "normalize": 3 + 1 / 16, "sums": 4 + 1 / 16, "gradient": 3},
@@ -64,7 +64,7 @@ def norms(sizes: Sizes) -> Iterator[Row]:
             yield Row(
                 name=f"{kind} {channels}, {full_side}: {kernel}",
                 draw=partial(norm_calls, kind, channels, side, sizes),
-                ways={"ours": lambda calls, kernel=kernel: calls[kernel]()},
+                ways={"ours": entry(kernel)},
                 num_bytes=tensors_moved * image_bytes(sizes.batch, channels, side),
                 counts={"ResNet-50": count * twice},
             )
@@ -127,7 +127,7 @@ def norms_compiled(sizes: Sizes) -> Iterator[Row]:
         yield Row(
             name=f"{kind} {channels}, {full_side}: forward and backward",
             draw=partial(layer_calls, kind, channels, side, sizes),
-            ways={UNTRACED: lambda calls: calls["compiled"](), "ours": lambda calls: calls["ours"]()},
+            ways={UNTRACED: entry("compiled"), "ours": entry("ours")},
             num_bytes=sum(TENSORS_MOVED[kind].values()) * image_bytes(sizes.batch, channels, side),
         )
 
@@ -147,7 +147,7 @@ def layer_calls(kind: str, channels: int, side: int, sizes: Sizes, device: str) 
             return norm.batch_norm_add_act(x, of, identity[0], groups, "relu")[0]
         return norm.batch_norm_act(x, of, groups, "relu")[0]
 
-    compiled = torch.compile(plain, dynamic=False)
+    compiled = torch.compile(plain, dynamic=False) if device == "cuda" else plain
     return {"compiled": partial(gradients, compiled, inputs, dy), "ours": partial(gradients, ours, inputs, dy)}
 
 
@@ -158,9 +158,7 @@ def projections(sizes: Sizes) -> Iterator[Row]:
         yield Row(
             name=f"{channels} to {outputs}, {full_side}: forward and backward",
             draw=partial(projection_calls, channels, outputs, side, sizes),
-            ways={
-                way: lambda calls, way=way: calls[way]() for way in ("separate", "ours", "product", "sums", "gradient")
-            },
+            ways={way: entry(way) for way in ("separate", "ours", "product", "sums", "gradient")},
             num_bytes=6 * image_bytes(sizes.batch, channels, side) + 4 * image_bytes(sizes.batch, outputs, side),
             counts={"MobileNetV2": count},
         )
@@ -207,7 +205,7 @@ def max_pools(sizes: Sizes) -> Iterator[Row]:
                 ways=ways,
                 num_bytes=num_bytes * (1 + is_backward),
                 configs=STRIPS,
-                ours=lambda tensors, strip, call=ways["ours"]: with_strip(strip, call, tensors),
+                ours=partial(with_strip, ways["ours"]),
             )
 
 
@@ -227,7 +225,7 @@ def pool_pass(pool: Callable[[Tensor], Tensor], is_backward: bool, tensors: tupl
     return gradients(pool, [x], dy) if is_backward else pool(x).detach()
 
 
-def with_strip(strip: tuple[int, int] | None, call: Callable[[Any], object], tensors: Any) -> object:
+def with_strip(call: Callable[[Any], object], tensors: Any, strip: tuple[int, int] | None) -> object:
     """Call with another size of the strips that a program processes."""
     with strip_of(strip):
         return call(tensors)
@@ -252,7 +250,7 @@ def norm_max_pools(sizes: Sizes) -> Iterator[Row]:
             yield Row(
                 name=f"{channels}, {full_side}, stride {window.stride}: {way}",
                 draw=partial(norm_pool_calls, channels, side, window, sizes),
-                ways={"ours": lambda calls, way=way: calls[way]()},
+                ways={"ours": entry(way)},
                 num_bytes=moved * num_bytes,
             )
 

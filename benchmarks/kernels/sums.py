@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.harness import Row, Sizes, image_bytes, random_norm, random_tensor, relative_error
+from benchmarks.kernels.harness import Row, Sizes, entry, image_bytes, random_norm, random_tensor, relative_error
 from reconv.kernels.channels_last import ChannelRows, channel_rows
 from reconv.kernels.conv_output import ConvOutput
 from reconv.kernels.ops import batch_norm as norm
@@ -122,9 +122,10 @@ class SumTensors:
         y, _bits, *out = ops.sum_conv(self.operand, self.other or self.second, self.filters, self.of, self.rows, tile)
         return y, *out
 
-    def forward_error(self, tile: SumForwardTile) -> float:
-        pairs = zip(self.our_forward(tile), self.separate_forward(), strict=True)
-        return max(relative_error(actual, expected) for actual, expected in pairs)
+
+def forward_error(used: SumForwardTile, tensors: SumTensors, tile: SumForwardTile | None) -> float:
+    pairs = zip(tensors.our_forward(tile or used), tensors.separate_forward(), strict=True)
+    return max(relative_error(actual, expected) for actual, expected in pairs)
 
 
 def sum_tensors(channels: int, outputs: int, side: int, has_norm: bool, sizes: Sizes, device: str) -> SumTensors:
@@ -170,12 +171,12 @@ def forward_rows(sizes: Sizes) -> Iterator[Row]:
                 draw=partial(sum_tensors, channels, outputs, side, has_norm, sizes),
                 ways={
                     "separate": SumTensors.separate_forward,
-                    "ours": lambda tensors, used=used: tensors.our_forward(used),
+                    "ours": partial(SumTensors.our_forward, tile=used),
                 },
                 num_bytes=image_bytes(sizes.batch, channels, side) * (3 + outputs / channels + 1 / 16),
                 configs=[used, *(SumForwardTile(*values) for values in FORWARD_TILES)],
                 ours=SumTensors.our_forward,
-                error=lambda tensors, config, used=used: tensors.forward_error(config or used),
+                error=partial(forward_error, used),
             )
 
 
@@ -186,7 +187,7 @@ def whole_rows(sizes: Sizes) -> Iterator[Row]:
         yield Row(
             name=f"{channels} to {outputs}, {full_side}: forward and backward",
             draw=partial(whole_calls, channels, outputs, side, sizes),
-            ways={way: lambda calls, way=way: calls[way]() for way in ("separate", "ours")},
+            ways={way: entry(way) for way in ("separate", "ours")},
             num_bytes=8 * image_bytes(sizes.batch, channels, side),
         )
 
