@@ -1,4 +1,4 @@
-"""Objects that Python passes to `train` instead of names: a network, datasets, a loss, transforms, metrics, callbacks.
+"""Objects that Python passes to `train` instead of names: a model, datasets, a loss, transforms, metrics, callbacks.
 
 The recipe of the run gets their import paths, so that `reconv eval` and `reconv resume` find classes and functions of
 modules and files again. Other objects stand as `python:NAME` in it and must be passed again.

@@ -1,4 +1,4 @@
-"""Baselines of `bench train`: networks of torchvision and timm, trained as their own scripts train them.
+"""Baselines of `bench train`: models of torchvision and timm, trained as their own scripts train them.
 
 A baseline gets the same batches and the same preprocessing on the device, in the same process. It uses SGD with
 momentum and the loss of the task (cross-entropy with label smoothing, or SSD's), whatever the recipe says otherwise.
@@ -36,10 +36,10 @@ _WITHOUT_AUX_HEADS = ("googlenet", "inception_v3")  # torchvision's script canno
 
 _DEPTHS = [3, 4, 23, 3]
 _SSD = "ssd_resnet34"  # built from torchvision's ResNet-34
-_UNNAMED = {"resnext101_32x4d": 4}  # width per group of networks without a name in torchvision
+_UNNAMED = {"resnext101_32x4d": 4}  # width per group of models without a name in torchvision
 
 Half = Literal["fp16", "bf16"]
-Loss = Callable[[Any, Batch], Tensor]  # the mean loss of a network's outputs for a batch
+Loss = Callable[[Any, Batch], Tensor]  # the mean loss of a model's outputs for a batch
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -53,7 +53,7 @@ Named = TypeVar("Named", bound=_HasName)
 
 @dataclass(frozen=True, slots=True)
 class TrainBaseline:
-    """A network of another package and how it is trained; on the CPU always in fp32."""
+    """A model of another package and how it is trained; on the CPU always in fp32."""
 
     name: str
     build: Callable[[int], nn.Module]  # from the number of classes
@@ -124,7 +124,7 @@ def _torchvision_network(models: Any, name: str, num_classes: int) -> nn.Module:
 
 
 def _both(network: str, build: Callable[[int], nn.Module], lr: float = LR) -> list[TrainBaseline]:
-    """The network in channels_last and bf16, eager and compiled."""
+    """The model in channels_last and bf16, eager and compiled."""
     name = f"{network} channels_last"
     return [
         TrainBaseline(name, build, "bf16", channels_last=True, lr=lr),

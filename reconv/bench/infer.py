@@ -1,4 +1,4 @@
-"""`bench infer` without data: throughput and latency of a network's inference, by batch size.
+"""`bench infer` without data: throughput and latency of a model's inference, by batch size.
 
 Batch norms are folded, weights have the precision of the recipe, and on CUDA each batch size is one captured graph.
 Images are already normalized on the device: reading and decoding are not measured.
@@ -60,7 +60,7 @@ def bench_infer(
     trust_code: TrustCode = False,
     log: LogFunction = no_log,
 ) -> dict[str, Any]:
-    """Measure inference of the network of a recipe or a run, and of baselines, at each batch size.
+    """Measure inference of the model of a recipe or a run, and of baselines, at each batch size.
 
     With `concurrency`, also that many clients at once, each of which sends its next batch when the last one is done. A
     CUDA graph has one set of tensors: it takes one batch at a time, and the other clients wait.
@@ -122,7 +122,7 @@ def bench_infer(
 def find_inference_baselines(
     target: str, overrides: Sequence[Override], named: str
 ) -> tuple[list[InferenceBaseline], list[str]]:
-    """The baselines of installed packages for this network, and why others are missing."""
+    """The baselines of installed packages for this model, and why others are missing."""
     is_run = Path(target).is_dir()
     recipe = read_saved_recipe(locate(target)) if is_run else load(target, overrides).recipe
     baselines, missing = find_baselines(recipe.model.name)
@@ -158,7 +158,7 @@ def utilization_at_best(
 def open_network(
     target: str, overrides: Sequence[Override], device: str, trust_code: TrustCode = False
 ) -> tuple[Recipe, Network, Device]:
-    """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
+    """The model of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
     saved, network, opened = open_model(target, overrides, device, trust_code)
     return saved.recipe, network, opened
 
@@ -170,9 +170,9 @@ def open_model(
     trust_code: TrustCode = False,
     built_as: Callable[[Recipe], Recipe] = lambda recipe: _without_compile(recipe),
 ) -> tuple[SavedModel, Network, Device]:
-    """Saved model of a run or checkpoint, or that of a recipe, and its network on the device.
+    """The model of a run, a checkpoint or a recipe, on its device.
 
-    `built_as` gives the recipe that the network is built from. The weights of a recipe are random.
+    `built_as` gives the recipe that the model is built from. The weights of a recipe are random.
     """
     if Path(target).is_dir():
         located, consent = locate(target), CodeConsent.of(trust_code)
@@ -190,9 +190,9 @@ def open_model(
 
 
 def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> None:
-    """Give the norms of an untrained network the statistics of random images.
+    """Give the norms of an untrained model the statistics of random images.
 
-    With their initial statistics the outputs of a deep network vanish or explode, and depend on rounding alone.
+    With their initial statistics the outputs of a deep model vanish or explode, and depend on rounding alone.
     """
     norms = [module for module in network.model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -210,7 +210,7 @@ def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> N
 def _with_overrides(
     recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override], consent: CodeConsent
 ) -> Recipe:
-    """The recipe of a saved network with the overrides of the command line."""
+    """The recipe of a saved model with the overrides of the command line."""
     if not overrides:
         return recipe
     if located.run is None:
@@ -230,13 +230,13 @@ def _open_device(recipe: Recipe, name: str) -> Device:
 
 
 def _without_compile(recipe: Recipe) -> Recipe:
-    """The recipe without torch.compile and kernels of training: the folded network is compiled later."""
+    """The recipe without torch.compile and kernels of training: the folded model is compiled later."""
     engine = recipe.engine.model_copy(update={"compile": "off", "fused_kernels": "off"})
     return recipe.model_copy(update={"engine": engine})
 
 
 def _uses_compile(recipe: Recipe, device: Device) -> bool:
-    """True if the network is compiled by torch.compile: where the recipe insists, and on Gaudi."""
+    """True if the model is compiled by torch.compile: where the recipe insists, and on Gaudi."""
     return uses_compile(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
 
 
@@ -279,7 +279,7 @@ def _latencies_s(run: Run, device: Device, config: LatencyConfig) -> list[float]
 
 
 def synchronized(run: Run, device: Device, exclusive: bool = False) -> Callable[[], None]:
-    """A function for any thread that runs the network until the device has finished; `exclusive`: in turns."""
+    """A function for any thread that runs the model until the device has finished; `exclusive`: in turns."""
     turn = threading.Lock() if exclusive else nullcontext()
 
     def iterate() -> None:

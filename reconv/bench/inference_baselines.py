@@ -1,4 +1,4 @@
-"""Networks of other packages, ready for inference on one batch."""
+"""Models of other packages, ready for inference on one batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class InferenceBaseline:
-    """A network of another package in channels_last, eager or compiled with CUDA graphs."""
+    """A model of another package in channels_last, eager or compiled with CUDA graphs."""
 
     name: str
     build: Callable[[int], nn.Module]  # from the number of classes
@@ -35,7 +35,7 @@ class InferenceBaseline:
 
 
 def inference_baselines(baselines: Sequence[TrainBaseline], named: str = "") -> list[InferenceBaseline]:
-    """The networks of these baselines, eager and compiled; `named` selects by the name or a part of it."""
+    """The models of these baselines, eager and compiled; `named` selects by the name or a part of it."""
     builders = {baseline.name.split(" channels_last")[0]: baseline.build for baseline in baselines}
     found = [
         InferenceBaseline(f"{network} channels_last{' compiled' if is_compiled else ''}", build, is_compiled)

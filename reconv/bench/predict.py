@@ -1,7 +1,7 @@
 """`bench infer --data`: from image files to predictions, by batch size.
 
 Images are read and decoded as `predict` and `serve` do it. The latency is that of one batch alone; for the throughput,
-the next batches are read while the network computes.
+the next batches are read while the model computes.
 """
 
 from __future__ import annotations

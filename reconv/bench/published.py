@@ -1,4 +1,4 @@
-"""The result of a benchmark beside published figures of the same network."""
+"""The result of a benchmark beside published figures of the same model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reconv.recipe.schema import Recipe
 
 
 def add_published(result: dict[str, Any]) -> None:
-    """Add what vendors have published for the network to the result of `bench train` or `bench infer`."""
+    """Add what vendors have published for the model to the result of `bench train` or `bench infer`."""
     recipe = Recipe.model_validate(result["recipe"])
     if result["bench"] == "train":
         theirs = newest(figures_for(recipe, "training"))

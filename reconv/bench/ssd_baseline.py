@@ -1,6 +1,6 @@
 """SSD300 on torchvision's ResNet-34, in plain PyTorch: a baseline for our detector, which torchvision does not have.
 
-The network is that of MLPerf's reference implementation (v0.6, single_stage_detector): ResNet-34 up to its third stage,
+The model is that of MLPerf's reference implementation (v0.6, single_stage_detector): ResNet-34 up to its third stage,
 which keeps the size of the second, five extra maps, and two heads on each of the six maps. Anchors, matching and losses
 are our own plain ones (`reconv.tasks.detection`).
 """
@@ -26,7 +26,7 @@ class SSD300(nn.Module):
     """Box deltas and class logits of 8,732 default boxes, in the order of our anchors."""
 
     def __init__(self, resnet34: Any, num_classes: int) -> None:
-        """`resnet34` is torchvision's network; `num_classes` includes the background."""
+        """`resnet34` is torchvision's model; `num_classes` includes the background."""
         super().__init__()
         self.num_classes = num_classes
         first_block = resnet34.layer3[0]

@@ -1,7 +1,7 @@
-"""Metadata of a weights file: the network, its preprocessing and its classes, in the safetensors header.
+"""Metadata of a weights file: the model, its preprocessing and its classes, in the safetensors header.
 
 With it, `reconv eval weights.safetensors` needs no recipe. The text is JSON under the key `reconv`. It holds no paths,
-times or settings of training, so equal weights of equal networks give equal files. A file may come from a stranger:
+times or settings of training, so equal weights of equal models give equal files. A file may come from a stranger:
 what is read here is data, bounded in size and checked against the recipe schema.
 
 Preprocessing is saved with every model and used by evaluation and prediction
@@ -59,7 +59,7 @@ def to_header(metadata: WeightsMetadata) -> dict[str, str]:
     if recipe.data.source in _BUILT_IN_DATA:
         sections["data"] = {"preprocess", "source"}
     if ":" in recipe.model.name:
-        sections["code_path"] = True  # where a network of the user is imported from
+        sections["code_path"] = True  # where a model of the user is imported from
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": metadata.version,

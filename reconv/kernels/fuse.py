@@ -5,7 +5,7 @@ time: training, CUDA, channels_last. Everything else runs the plain code. So par
 and evaluation outputs stay the same, and a fused model can be copied and pickled. As in FSDP2's `fully_shard`, the
 class of a module is changed in place.
 
-Networks of other packages are recognized by what their blocks compute (`block_graph`), if they have batch norms.
+Models of other packages are recognized by what their blocks compute (`block_graph`), if they have batch norms.
 
 Each kernel equals its reference forward and backward: in Triton's interpreter in tests/kernels, and on a GPU in
 tests/gpu/test_gpu_kernels.py. Kernels read nothing on the host.
@@ -82,9 +82,9 @@ _BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
     Inception: FusedInception,
     GoogLeNet: FusedGoogLeNet,
 }
-# Of our networks, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
+# Of our models, torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
 _FAMILIES = (*_BLOCKS, Extra, SSD, FastNet)
-_MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external networks
+_MAX_DEPTHWISE, _MAX_POOL = 5, 15  # sides of kernels and windows in external models
 DEPTHWISE_7 = "depthwise 7x7"  # of stride 1, with or without a bias: a pattern that is fused on request
 
 
@@ -116,7 +116,7 @@ def plain_classes() -> dict[type[nn.Module], type[nn.Module]]:
 def fuse_max_pools(model: nn.Module) -> int:
     """Swap the max-pools alone of a FastNet, in place; returns how many were swapped.
 
-    Their kernels give torch's bits, and its fused norms were slower than plain ones. Other networks were not measured.
+    Their kernels give torch's bits, and its fused norms were slower than plain ones. Other models were not measured.
     """
     if not isinstance(model, FastNet):
         return 0
@@ -172,14 +172,14 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _has_external_norm(module: nn.Module) -> bool:
-    """True if a norm outside our own networks was fused. A network without one is left to torch.compile."""
+    """True if a norm outside our own models was fused. A model without one is left to torch.compile."""
     if _is_ours(module):
         return False
     return isinstance(module, FusedBatchNorm2d) or any(map(_has_external_norm, module.children()))
 
 
 def _fuse_external(module: nn.Module, is_traceable: Callable[[nn.Module], bool], patterns: Collection[str]) -> int:
-    """Swap what other packages' networks are made of; returns how many modules were swapped."""
+    """Swap what other packages' models are made of; returns how many modules were swapped."""
     if _is_ours(module):
         return 0
     num_swapped = sum(_fuse_external(child, is_traceable, patterns) for child in module.children())

@@ -4,7 +4,7 @@ Only classes of modules change: parameters, buffers, names and the state dict st
 training, for channels_last images on a GPU, and runs its own code for everything else. Batch norms update their running
 statistics in each forward pass, as torch's do; dropouts are left alone.
 
-As in the trainer the layers, then the blocks of our own networks and of others are swapped (`kernels.fuse`). Here the
+As in the trainer the layers, then the blocks of our own models and of others are swapped (`kernels.fuse`). Here the
 blocks of users are recognized, too, if reading their code shows that it only computes (`pure_code`).
 """
 
@@ -36,7 +36,7 @@ from reconv.kernels.fused.norm import (
 from reconv.kernels.pure_code import why_not_traced
 from reconv.models.layers.batch_norm import BatchNorm2d, BatchNormAct2d
 
-_LEFT_ALONE = Path(__file__).with_name("left_alone.csv")  # networks and patterns, times as fast, measured where
+_LEFT_ALONE = Path(__file__).with_name("left_alone.csv")  # models and patterns, times as fast, measured where
 _TORCH_LAYERS = "torch.nn.modules"
 _PATTERNS = {passes.DEPTHWISE_7}
 _OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -137,7 +137,7 @@ def _why_norm_is_plain(norm: _BatchNorm) -> str:
 
 @cache
 def _left_alone() -> dict[str, str]:
-    """The networks and patterns that are left alone, and why."""
+    """The models and patterns that are left alone, and why."""
     with _LEFT_ALONE.open(encoding="utf-8", newline="") as file:
         return {row["name"]: _why_left_alone(row["times_as_fast"]) for row in csv.DictReader(file)}
 

@@ -1,6 +1,6 @@
 """Model registry: `build_model(name, num_classes, seed=..., **options)`.
 
-The same name, options and seed always give the same network with the same weights.
+The same name, options and seed always give the same model with the same weights.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def model_names() -> list[str]:
 
 
 def option_names(name: str) -> list[str] | None:
-    """The options of one of our networks; None for a network of another package or of an unknown name."""
+    """The options of one of our models; None for a model of another package or of an unknown name."""
     return [field.name for field in fields(_SPECS[name])] if name in _SPECS else None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOption:
-    """One option of a network."""
+    """One option of a model."""
 
     name: str
     description: str
@@ -75,7 +75,7 @@ class ModelOption:
 
 
 def model_options(name: str) -> list[ModelOption]:
-    """The options of one of our networks with its own defaults; `num_classes` comes from the data and is left out."""
+    """The options of one of our models with its own defaults; `num_classes` comes from the data and is left out."""
     spec = model_spec(name)
     descriptions: dict[str, str] = {}
     for kind in reversed(type(spec).__mro__[:-1]):
@@ -104,9 +104,9 @@ def build_model(
     image_shape: tuple[int, int, int] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The network, initialized from a seed; `init_weights` initializes it again.
+    """The model, initialized from a seed; `init_weights` initializes it again.
 
-    `image_shape` (channels, height, width) is for custom networks with lazy modules, which get their sizes from it.
+    `image_shape` (channels, height, width) is for custom models with lazy modules, which get their sizes from it.
     """
     package, _, foreign_name = name.partition(":")
     if package in zoo.PACKAGES and foreign_name:
@@ -121,7 +121,7 @@ def build_model(
 
 
 def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
-    """The checked spec of one of our networks."""
+    """The checked spec of one of our models."""
     spec = _SPECS.get(name)
     if spec is None:
         close = difflib.get_close_matches(name, _SPECS, n=1)
@@ -141,7 +141,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             why=f"did you mean {close[0]}?" if close else "",
             hint="its options are: " + ", ".join(valid),
         )
-    chosen = {option: value for option, value in options.items() if value is not None}  # null: the network's default
+    chosen = {option: value for option, value in options.items() if value is not None}  # null: the model's default
     whole = replace(spec, num_classes=num_classes, **chosen)
     for option, norms in _NEEDS_NORM.items():
         if option in chosen and whole.norm not in norms:
@@ -154,11 +154,11 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
 
 
 def supports_zero_gamma(name: str, options: Mapping[str, Any]) -> bool:
-    """True if a network is a ResNet whose blocks end in a norm: v2 has it before the convolutions."""
+    """True if a model is a ResNet whose blocks end in a norm: v2 has it before the convolutions."""
     spec = _SPECS.get(name)
     return isinstance(spec, resnet.ResNetSpec) and options.get("version", spec.version) != "v2"
 
 
 def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A network's named stages; an external network is one stage."""
+    """A model's named stages; an external model is one stage."""
     return model.stages() if isinstance(model, ReconvModel) else [("network", model)]

@@ -28,7 +28,7 @@ Stages = Sequence[tuple[str, nn.Module]]
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpointing:
-    """Stages of a network to recompute in the backward pass, and the memory that saves."""
+    """Stages of a model to recompute in the backward pass, and the memory that saves."""
 
     segments: tuple[tuple[str, ...], ...]  # consecutive stages, of which only the first one's input is saved
     num_stages: int
@@ -55,7 +55,7 @@ def checkpointed_forward(
     segments: Sequence[Sequence[str]],
     recompute_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Callable[..., Any]:
-    """The network's forward pass; each segment saves its input only and is recomputed inside `recompute_context`."""
+    """The model's forward pass; each segment saves its input only and is recomputed inside `recompute_context`."""
     assert isinstance(model, ReconvModel)
     stages = dict(model.stages())
     segment_of = {name: tuple(segment) for segment in segments for name in segment}
@@ -105,14 +105,14 @@ def choose_stages(
 def segment_stages(
     model: nn.Module, splits: Sequence[str], image: Sequence[int], dtype: torch.dtype
 ) -> ActivationCheckpointing:
-    """The network split at the given stages; all segments but the last are recomputed."""
+    """The model split at the given stages; all segments but the last are recomputed."""
     assert isinstance(model, ReconvModel)
     pieces = [tuple(name for name, _ in part) for part in split_stages(model, splits)]
     return _plan_checkpointing([*_trace_stages(model, image, dtype)], tuple(pieces[:-1]))
 
 
 def activation_bytes_per_image(model: nn.Module, image: Sequence[int], dtype: torch.dtype) -> int | None:
-    """Bytes that one image saves for the backward pass; None for an external network, which has no stages."""
+    """Bytes that one image saves for the backward pass; None for an external model, which has no stages."""
     return _kept_bytes([*_trace_stages(model, image, dtype)], ()) if isinstance(model, ReconvModel) else None
 
 
@@ -123,7 +123,7 @@ def _plan_checkpointing(
 
 
 def _heaviest(stages: Sequence[_StageMemory]) -> tuple[str, ...]:
-    """The stages that save the most memory until half is saved, in the network's order, without the last."""
+    """The stages that save the most memory until half is saved, in the model's order, without the last."""
     names, plain = [stage.name for stage in stages[:-1]], _kept_bytes(stages, ())
     chosen: list[str] = []
     for name in sorted(names, key=lambda name: _kept_bytes(stages, ((name,),))):

@@ -1,6 +1,6 @@
-"""Base classes of all architectures: a frozen spec of options, and a network made of named stages.
+"""Base classes of all architectures: a frozen spec of options, and a model made of named stages.
 
-A spec is checked when it is created. Passing the input through `stages()` in order is the network's forward pass.
+A spec is checked when it is created. Passing the input through `stages()` in order is the model's forward pass.
 
 State-dict keys are torchvision's and do not depend on norm, padding or fusion (tests/models compares keys and numbers
 of parameters with the published ones).
@@ -34,7 +34,7 @@ ZeroGamma = Literal["never", "always", "no-projection"]
 
 @dataclass(frozen=True, slots=True)
 class InitScheme:
-    """Initialization of a network's parameters, apart from the seed."""
+    """Initialization of a model's parameters, apart from the seed."""
 
     conv: str = "fan_out"
     linear: str = "torch"
@@ -43,7 +43,7 @@ class InitScheme:
 
 
 class AuxOutput(NamedTuple):
-    """The training output of a network with auxiliary heads; in evaluation it returns the logits alone."""
+    """The training output of a model with auxiliary heads; in evaluation it returns the logits alone."""
 
     logits: Tensor
     auxiliary: tuple[Tensor, ...]
@@ -65,7 +65,7 @@ def flatten_predictions(x: Tensor, numbers: int) -> Tensor:
 
 
 class ReconvModel(nn.Module):
-    """A network as an ordered list of named stages."""
+    """A model as an ordered list of named stages."""
 
     init_scheme: InitScheme = InitScheme()
     head_patterns: tuple[str, ...] = ()  # parameters of the head, absent from backbone weights; empty: the last layer
@@ -83,7 +83,7 @@ class ReconvModel(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stage that calls a method of the network, and lists the modules with the parameters it uses."""
+    """A stage that calls a method of the model, and lists the modules with the parameters it uses."""
 
     def __init__(self, function: Callable[[Any], Any], *modules: nn.Module) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Spec:
         return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
 
     def build(self) -> ReconvModel:
-        """The network of this spec, with torch's default initialization."""
+        """The model of this spec, with torch's default initialization."""
         raise NotImplementedError
 
 
@@ -183,7 +183,7 @@ def _option_types(spec: type[Spec]) -> Mapping[str, Any]:
 
 @lru_cache(64)
 def _norm_channels(spec: Spec) -> frozenset[int]:
-    """The numbers of channels of the norms of a network whose norms are group norms; building one takes 50 ms."""
+    """The numbers of channels of the norms of a model whose norms are group norms; building one takes 50 ms."""
     with torch.device("meta"):
         model = spec.build()
     return frozenset(module.num_channels for module in model.modules() if isinstance(module, nn.GroupNorm))

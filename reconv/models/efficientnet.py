@@ -79,7 +79,7 @@ class EfficientNetSpec(Spec):
     """Initialization of linear layers."""
 
     def build(self) -> EfficientNet:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return EfficientNet(self)
 
     def scaled_width(self, channels: int) -> int:

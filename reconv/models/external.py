@@ -1,4 +1,4 @@
-"""Networks of other packages (`timm:NAME`, `torchvision:NAME`) and your own (`my_pkg.nets:make`).
+"""Models of other packages (`timm:NAME`, `torchvision:NAME`) and your own (`my_pkg.nets:make`).
 
 Their batch norms and dropouts are replaced by ours (`replace_layers`). The packages are imported only when such a name
 is requested, and never asked for pretrained weights: nothing is downloaded here.
@@ -35,12 +35,12 @@ _WEIGHTS_OPTIONS = ("weights", "weights_backbone", "pretrained", "pretrained_bac
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """Origin of a network of another package or of the user."""
+    """Origin of a model of another package or of the user."""
 
     where: str  # its name in the recipe
     create: Callable[[], nn.Module]
-    num_classes: int | None = None  # of a package's classifier; None: a network of the user
-    image_shape: tuple[int, int, int] | None = None  # gives the lazy modules of a user's network their sizes
+    num_classes: int | None = None  # of a package's classifier; None: a model of the user
+    image_shape: tuple[int, int, int] | None = None  # gives the lazy modules of a user's model their sizes
 
 
 def build_external(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
@@ -66,7 +66,7 @@ def build_custom(
     seed: int,
     image_shape: tuple[int, int, int] | None = None,
 ) -> nn.Module:
-    """The network that an import path names: a module class, a function that builds one, or a module from Python.
+    """The model that an import path names: a module class, a function that builds one, or a module from Python.
 
     Classes and functions are called with `num_classes`, the options and, if they take it, `in_channels`. A module
     keeps its weights. Lazy modules (`nn.LazyConv2d`) are initialized by a batch of black images of `image_shape`.
@@ -85,7 +85,7 @@ def build_custom(
 
 
 def reinit_external(model: nn.Module, seed: int) -> bool:
-    """Initialize a network of another package or of the user again, from a seed; False if the model is not one."""
+    """Initialize a model of another package or of the user again, from a seed; False if the model is not one."""
     origin = getattr(model, _ORIGIN, None)
     if not isinstance(origin, ExternalModel):
         return False
@@ -94,7 +94,7 @@ def reinit_external(model: nn.Module, seed: int) -> bool:
 
 
 def check_image_sizes(model: nn.Module, channels: int, sizes: Collection[int]) -> None:
-    """Raise UsageError if a network of another package does not take images of one of these sizes.
+    """Raise UsageError if a model of another package does not take images of one of these sizes.
 
     Tried on the meta device, so nothing is computed. Models of ours and models that cannot run there are not checked.
     """
@@ -135,7 +135,7 @@ def _wrong_size(origin: ExternalModel, model: nn.Module, size: int, why: str) ->
 
 
 def native_size(model: nn.Module) -> int | None:
-    """The image size that a network was designed for, where its package says so."""
+    """The image size that a model was designed for, where its package says so."""
     config = getattr(model, "default_cfg", None)  # timm's
     size = config.get("input_size") if isinstance(config, Mapping) else None
     native = size[-1] if isinstance(size, Sequence) and size else getattr(model, "image_size", None)
@@ -143,7 +143,7 @@ def native_size(model: nn.Module) -> int | None:
 
 
 def _create(origin: ExternalModel, seed: int) -> nn.Module:
-    """The network as its package builds it after torch.manual_seed, with our layers in place."""
+    """The model as its package builds it after torch.manual_seed, with our layers in place."""
     if origin.num_classes is not None and torch.get_default_device().type == "meta":
         try:
             return _create_on(torch.device("meta"), origin, seed)
@@ -187,7 +187,7 @@ def _copy_module(module: nn.Module) -> nn.Module:
 
 
 def is_lazy(model: nn.Module) -> bool:
-    """True if a network has parameters or buffers whose shapes are not known yet."""
+    """True if a model has parameters or buffers whose shapes are not known yet."""
     return any(parameters.is_lazy(value) for value in (*model.parameters(), *model.buffers()))
 
 

@@ -38,7 +38,7 @@ class FastNetSpec(Spec):
     """Initialization of convolutions; tf_ is TensorFlow's variance scaling."""
 
     def build(self) -> FastNet:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return FastNet(self)
 
 

@@ -1,6 +1,6 @@
-"""Training a part of a network: all other parameters are frozen, with the batch norm statistics of frozen norms.
+"""Training a part of a model: all other parameters are frozen, with the batch norm statistics of frozen norms.
 
-A norm without trained parameters behaves in training as in evaluation, whatever the network's mode.
+A norm without trained parameters behaves in training as in evaluation, whatever the model's mode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrainedParameters:
 
 
 def head_patterns(model: nn.Module) -> tuple[str, ...]:
-    """Patterns of the head's parameters: those the network declares, else those of its last layer."""
+    """Patterns of the head's parameters: those the model declares, else those of its last layer."""
     if isinstance(model, ReconvModel) and model.head_patterns:
         return model.head_patterns
     layers = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
@@ -51,7 +51,7 @@ def head_parameters(model: nn.Module) -> list[str]:
 
 
 class FrozenBackbone:
-    """The backbone of a network, frozen for a while: `unfreeze` trains what was trained before."""
+    """The backbone of a model, frozen for a while: `unfreeze` trains what was trained before."""
 
     def __init__(self, model: nn.Module) -> None:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -84,7 +84,7 @@ def freeze_except(model: nn.Module, patterns: Sequence[str]) -> TrainedParameter
     for name, parameter in parameters.items():
         parameter.requires_grad_(
             parameter.requires_grad and name in chosen
-        )  # some networks have frozen layers of their own
+        )  # some models have frozen layers of their own
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for module in model.modules():
         if isinstance(module, BatchNorm2d):

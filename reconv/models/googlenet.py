@@ -67,7 +67,7 @@ class GoogLeNetSpec(Spec):
     """Initialization of linear layers."""
 
     def build(self) -> GoogLeNet:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return GoogLeNet(self)
 
 
@@ -106,7 +106,7 @@ class Inception(nn.Module):
 
 
 class InceptionAux(nn.Module):
-    """An auxiliary classifier in the middle of the network."""
+    """An auxiliary classifier in the middle of the model."""
 
     def __init__(self, spec: GoogLeNetSpec, in_channels: int) -> None:
         super().__init__()

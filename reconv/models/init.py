@@ -36,7 +36,7 @@ class SkipInit(TorchFunctionMode):
 
 
 def init_weights(model: nn.Module, seed: int) -> None:
-    """Initialize every parameter and reset running statistics; external networks use their own package's scheme."""
+    """Initialize every parameter and reset running statistics; external models use their own package's scheme."""
     if reinit_external(model, seed):
         return
     scheme = model.init_scheme if isinstance(model, ReconvModel) else InitScheme()

@@ -1,4 +1,4 @@
-"""The layers of a network in order, for learning rates that depend on the depth (layer-wise learning rate decay).
+"""The layers of a model in order, for learning rates that depend on the depth (layer-wise learning rate decay).
 
 A parameter's rate is that of the step times a constant of its layer (tests/optim/test_rate_scales.py).
 """
@@ -20,7 +20,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 def layer_groups(model: nn.Module) -> list[list[str]]:
     """The names of all parameters by layer, from the input to the head.
 
-    Layers are the stages of our networks, what timm's `group_matcher` finds in timm's, and else the top-level modules,
+    Layers are the stages of our models, what timm's `group_matcher` finds in timm's, and else the top-level modules,
     with the modules of a top-level nn.Sequential counted one by one.
     """
     group_matcher: Callable[..., Any] | None = getattr(model, "group_matcher", None)
@@ -42,7 +42,7 @@ def _by_module(model: nn.Module, layers: list[nn.Module]) -> list[list[str]]:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The modules of a network of others, each with the norm that follows it."""
+    """The modules of a model of others, each with the norm that follows it."""
     layers: list[nn.Module] = []
     for module in _modules(model):
         if isinstance(module, _NORMS) and layers:

@@ -60,7 +60,7 @@ class MobileNetV2Spec(Spec):
     """Initialization of linear layers."""
 
     def build(self) -> MobileNetV2:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return MobileNetV2(self)
 
     def conv_norm_act(

@@ -1,4 +1,4 @@
-"""Splitting a network into consecutive, non-empty parts of whole stages with about equal FLOPs."""
+"""Splitting a model into consecutive, non-empty parts of whole stages with about equal FLOPs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _in_order(names: Sequence[str], chosen: Sequence[str]) -> bool:
 
 
 def split_stages(model: nn.Module, splits: Sequence[str]) -> list[list[tuple[str, nn.Module]]]:
-    """The named stages of each part of a network."""
+    """The named stages of each part of a model."""
     assert isinstance(model, ReconvModel)
     parts: list[list[tuple[str, nn.Module]]] = [[]]
     for name, stage in model.stages():

@@ -1,7 +1,7 @@
-"""Replaces the batch norms and dropouts of a network that was not written for Reconv, so that training it is exact.
+"""Replaces the batch norms and dropouts of a model that was not written for Reconv, so that training it is exact.
 
 Our batch norm updates its running statistics once per step, and our dropouts draw keyed random numbers. A layer keeps
-its name, parameters and attributes: only its class changes. A network with other random layers is refused, since they
+its name, parameters and attributes: only its class changes. A model with other random layers is refused, since they
 use torch's global generator and a resumed run would differ.
 """
 
@@ -31,14 +31,14 @@ _RANDOM_CALL = re.compile(
     r"\b(drop_path|drop_block\w*|stochastic_depth|(feature_|alpha_)*dropout[123]?d?|multi_head_attention_forward)\("
     r"|\btorch\.rand\(|\bbernoulli_?\(|" + _FUSED_ATTENTION.pattern
 )
-# How timm's networks drop features before their classifier.
+# How timm's models drop features before their classifier.
 _HEAD_DROPOUT = re.compile(r"\bF\.dropout\(x, (p=)?(float\()?self\.drop_rate\b")
 
 
 def replace_layers(model: nn.Module, where: str) -> None:
     """Turn batch norms and dropouts into ours, in place; raises UsageError for layers that cannot be trained exactly.
 
-    `where` names the network in errors.
+    `where` names the model in errors.
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
@@ -111,7 +111,7 @@ class DropoutLinear(nn.Linear):
 
 
 def _replace_head_dropout(model: nn.Module) -> None:
-    """Turn the dropout function that timm's networks call before their classifier into a layer of the classifier."""
+    """Turn the dropout function that timm's models call before their classifier into a layer of the classifier."""
     rate, get_classifier = getattr(model, "drop_rate", 0.0), getattr(model, "get_classifier", None)
     kind: Any = type(model)
     source = _source(kind) or ""

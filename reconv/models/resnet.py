@@ -67,7 +67,7 @@ class ResNetSpec(Spec):
             raise UsageError("se_units and se_ratio cannot both be set", hint="set one of them to 0")
 
     def build(self) -> ResNet:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return ResNet(self)
 
     def inner_width(self, planes: int) -> int:
@@ -349,13 +349,13 @@ def _stem_conv(spec: ResNetSpec) -> nn.Module:
 
 
 def _cifar_basic(depth: int) -> ResNetSpec:
-    """The 6n+2 networks for 32x32 images: 16, 32 and 64 channels, shortcut A."""
+    """The 6n+2 models for 32x32 images: 16, 32 and 64 channels, shortcut A."""
     n = (depth - 2) // 6
     return ResNetSpec(block="basic", depths=(n, n, n), width=16, stem="cifar", shortcut="A", num_classes=10)
 
 
 def _cifar_bottleneck(depth: int) -> ResNetSpec:
-    """The 9n+2 networks: the same widths in bottlenecks, with projections."""
+    """The 9n+2 models: the same widths in bottlenecks, with projections."""
     n = (depth - 2) // 9
     return ResNetSpec(block="bottleneck", depths=(n, n, n), width=16, stem="cifar", num_classes=10)
 

@@ -51,7 +51,7 @@ class SSDSpec(Spec):
     """Channels of the extra maps."""
     num_halved: int = 3
     """Extra maps that halve the size; each of the others is two pixels smaller."""
-    # A norm after each convolution of the extra maps. The published network has none: at initialization its
+    # A norm after each convolution of the extra maps. The published model has none: at initialization its
     # activations shrink 60-fold over five maps, which slows learning of large objects from scratch.
     extra_norms: bool = False
     """Put a norm after each convolution of the extra maps."""
@@ -81,7 +81,7 @@ class SSDSpec(Spec):
             )
 
     def build(self) -> SSD:
-        """The network, with torch's default initialization."""
+        """The model, with torch's default initialization."""
         return SSD(self)
 
     def backbone_spec(self) -> ResNetSpec:

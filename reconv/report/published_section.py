@@ -1,4 +1,4 @@
-"""The run beside what vendors have published for its network."""
+"""The run beside what vendors have published for its model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTE = (
 
 
 def published_figures(record: RunRecord, summary: Mapping[str, Any]) -> Html:
-    """The section; empty if nothing is published for the network, image size and number of classes."""
+    """The section; empty if nothing is published for the model, image size and number of classes."""
     try:
         recipe = Recipe.model_validate(record.recipe)
     except (ValidationError, RecipeError):  # written by another version

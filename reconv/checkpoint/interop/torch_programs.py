@@ -157,7 +157,7 @@ def _fits(entry: Mapping[str, Any], parameter: Tensor) -> bool:
 
 
 def _partitions(weights: Mapping[str, Tensor]) -> Iterator[list[list[str]]]:
-    """The ways in which the programs group parameters, which keep the order of the network in each group."""
+    """The ways in which the programs group parameters, which keep the order of the model in each group."""
     names = [name for name in weights if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
     norms = {name for name in names if f"{name.rpartition('.')[0]}.running_mean" in weights}
 

@@ -1,6 +1,6 @@
-"""The blocks and networks of `reconv.models` with their layers fused.
+"""The blocks and models of `reconv.models` with their layers fused.
 
-Each class adds no state to the one it derives from. Residual blocks pass a `DualUse` to each other; a network turns
+Each class adds no state to the one it derives from. Residual blocks pass a `DualUse` to each other; a model turns
 it into a tensor before its head. A ResNet passes the unfinished sum of a bottleneck to the next one, whose first
 convolution is computed with it.
 """
@@ -150,7 +150,7 @@ class FusedResNetBackbone(ResNetBackbone):
 
 
 class GlobalAvgPoolKernels(ReconvModel):
-    """A network whose global average pooling writes its gradient in channels_last."""
+    """A model whose global average pooling writes its gradient in channels_last."""
 
     def global_avg_pool(self, x: Tensor) -> Tensor:
         if self.training and dispatch.supports(x):

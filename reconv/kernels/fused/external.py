@@ -1,4 +1,4 @@
-"""Blocks of other packages' networks whose layers are fused: chains of layers, residual sums, squeeze-and-excitation.
+"""Blocks of other packages' models whose layers are fused: chains of layers, residual sums, squeeze-and-excitation.
 
 A block keeps its class as a base, its children and its state; its new class, which is made here, holds the graph of
 what the block computes (`kernels.block_graph`). In training the layers are applied in the order of the graph, with

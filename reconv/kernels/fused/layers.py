@@ -223,7 +223,7 @@ class SqueezeExciteKernels(nn.Module):
 
 
 class FusedSqueezeExcitation(SqueezeExciteKernels, SqueezeExcitation):
-    """The layer of our networks."""
+    """The layer of our models."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_kernels(x) if self.supports_kernels(x) else super().forward(x)

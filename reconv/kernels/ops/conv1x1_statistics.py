@@ -43,7 +43,7 @@ class ConvTile:
 
 # The first entry that has room for a convolution's inputs and outputs: the configs of wide and of narrow tiles, or None
 # where cuDNN's convolution and a pass for the statistics are faster. Measured on an H200 over the layers of four
-# networks (benchmarks/LOG.md).
+# models (benchmarks/LOG.md).
 _ANY = 1 << 31
 _WITH_FILTERS = ConvTile(64, _WIDE, None, 4, 3, 3, 168)
 _SMALL, _TALL = ConvTile(128, _NARROW, 64, 4, 3, 3, 168), ConvTile(256, _NARROW, 64, 4, 4, 1)

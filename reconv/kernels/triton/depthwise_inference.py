@@ -7,7 +7,7 @@ so that no tile is half empty.
 Shapes: x [images, height, width, channels]; weight [KERNEL * KERNEL, channels]; bias [channels]; y [images, out_height,
 out_width, channels].
 
-Hazards: weights are transposed once when a network is compiled; the filters of a convolution [channels, 1, k, k] would
+Hazards: weights are transposed once when a model is compiled; the filters of a convolution [channels, 1, k, k] would
 be read as others.
 """
 

@@ -1,7 +1,7 @@
 """Counter-based dropout and drop-connect: every mask is a hash of (seed, layer, step, position, element).
 
 So a sample's mask does not depend on the micro-batch or device it is in, and no generator state is saved. `LayerState`
-sets one 64-bit key per sample; without keys (a network used outside the trainer) the layers use torch's generator.
+sets one 64-bit key per sample; without keys (a model used outside the trainer) the layers use torch's generator.
 """
 
 from __future__ import annotations

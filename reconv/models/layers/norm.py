@@ -1,6 +1,6 @@
-"""Norms that do not look at the batch: proxy-normalized group norm, and the number of groups that fits a network.
+"""Norms that do not look at the batch: proxy-normalized group norm, and the number of groups that fits a model.
 
-Every norm has `weight` and `bias` under the same names, so a network's keys do not depend on the choice of norm.
+Every norm has `weight` and `bias` under the same names, so a model's keys do not depend on the choice of norm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ProxyNorm(nn.GroupNorm):
     Labatie et al., 2021: with y the group-normalized input and a = act(w * y + b), the output is
     (a - mean) / sqrt(var + eps), with the moments of a computed over proxies y' = (1 + proxy_scale) * gauss +
     proxy_shift in place of y. It prevents channels from becoming constant where the norm does not see the batch.
-    Before a residual sum, where no activation follows, networks use plain group norm instead.
+    Before a residual sum, where no activation follows, models use plain group norm instead.
     """
 
     quantiles: Tensor
