@@ -1,4 +1,4 @@
-"""TensorFlow reads the TFRecords that Reconv writes.
+"""TensorFlow reads the TFRecords that Reconv writes, and its SSD backbone computes the features that ours does.
 
     python -m venv tf && tf/bin/pip install tensorflow-cpu
     TENSORFLOW_PYTHON=tf/bin/python make external
@@ -17,11 +17,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from reconv.checkpoint.interop.tensorflow import read_tensorflow
+from reconv.checkpoint.interop.tensorflow_names import to_resnet
+from reconv.checkpoint.load_weights import load_weights
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
+from reconv.models import build_model
+from reconv.models.ssd import SSD
 
 READER = Path(__file__).with_name("tensorflow_reader.py")
+BACKBONE = Path(__file__).with_name("tensorflow_backbone.py")
 PYTHON = Path(os.environ.get("TENSORFLOW_PYTHON", sys.executable)).absolute()
 
 
@@ -102,3 +109,21 @@ def test_tensorflow_reads_converted_boxes(tmp_path: Path) -> None:
         own = expected[bytes.fromhex(record["image/source_id"][0]).decode()]
         assert record["image/object/class/label"] == [category for category, _ in own]
         np.testing.assert_allclose(found, [box for _, box in own], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_equal"),
+    [("fixed", "torch", True), ("same", "torch", False), ("same", "same", True)],
+)
+def test_an_ssd_that_pads_explicitly_needs_no_option(theirs: str, ours: str, is_equal: bool, tmp_path: Path) -> None:
+    subprocess.run([PYTHON, BACKBONE, tmp_path, theirs], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    model = build_model("ssd_resnet34", num_classes=81, padding=ours).eval()
+    assert isinstance(model, SSD)
+    report = load_weights(model, to_resnet(read_tensorflow(tmp_path / "resnet34.ckpt")), strict=False)
+    assert not report.unexpected and not report.reshaped
+    assert not any(name.startswith(("conv1", "bn1", "layer")) for name in report.missing)
+    stored = np.load(tmp_path / "features.npz")
+    with torch.no_grad():
+        features = model.features(torch.from_numpy(stored["image"]).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    difference = np.abs(features.numpy() - stored["features"]).max() / np.abs(stored["features"]).max()
+    assert (difference < 1e-5) if is_equal else (difference > 0.05)
