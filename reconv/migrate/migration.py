@@ -372,7 +372,10 @@ def _translate(result: Migration, program: Program, words: Sequence[str], typed_
 
 
 def _cut_long_warmup(t: Translation) -> None:
-    """A run that ends during warm-up: a line to W steps, cut after L, is a line over L steps to L/W of the rate."""
+    """A run that ends during warm-up: a line to W steps, cut after L, is a line over L steps to L/W of the rate.
+
+    A line that begins at a fraction f of the rate is cut at f + (1 - f) L / W; a constant warm-up only gets shorter.
+    """
     warmup, length = t.settings.get("schedule.warmup"), t.settings.get("length")
     if warmup is None or length is None:
         return
@@ -382,14 +385,20 @@ def _cut_long_warmup(t: Translation) -> None:
         return  # `wanted_recipe` refuses the value
     if whole.unit != planned.unit or whole.value <= planned.value or planned.value <= 0:
         return
-    share = planned.exact / whole.exact
+    first, shape = t.settings.get("schedule.warmup_from"), t.settings.get("schedule.warmup_shape")
+    start = Fraction(first.value) if first is not None and isinstance(first.value, float) else Fraction(0)
+    share = start + (1 - start) * planned.exact / whole.exact
+    if shape is not None and shape.value == "constant":
+        share = Fraction(1)
+    elif first is not None and start:
+        t.settings["schedule.warmup_from"] = replace(first, value=float(start / share), flags=_joined(first, warmup))
     for name in ("schedule.lr", "schedule.end_lr", "schedule.milestone_lrs"):
         if (setting := t.settings.get(name)) is not None:
             t.settings[name] = replace(setting, value=_scaled(setting.value, share), flags=_joined(setting, warmup))
     t.settings["schedule.warmup"] = replace(warmup, value=length.value, flags=_joined(warmup, length))
+    rates = f"rises along the same line, to {float(share):.4g} of its peak" if share != 1 else "does not rise"
     t.notes.append(
-        f"the run of {length.value} ends within the warm-up of {warmup.value}, as theirs does: the rate rises along "
-        f"the same line, to {float(share):.4g} of its peak"
+        f"the run of {length.value} ends within the warm-up of {warmup.value}, as theirs does: the rate {rates}"
     )
 
 

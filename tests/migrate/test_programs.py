@@ -8,6 +8,9 @@ import re
 
 import click
 import pytest
+import torch
+from torch.optim import lr_scheduler as scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.cli import reconv
@@ -400,6 +403,54 @@ def test_a_graphcore_run_has_their_rates_also_where_it_ends_within_the_warmup(sc
 def test_a_short_run_of_nvidia_keeps_the_slope_of_its_warmup() -> None:
     command = "python main.py --arch resnet50 --epochs 2 --warmup 8 --lr 0.8 -b 8 --lr-schedule cosine /imagenet"
     assert rates(command, "nvidia", 24) == pytest.approx([0.1] * 3 + [0.2] * 3)
+
+
+@pytest.mark.parametrize("epochs", [3, 14])
+@pytest.mark.parametrize("method", ["linear", "constant"])
+@pytest.mark.parametrize("kind", ["steplr", "cosineannealinglr", "exponentiallr"])
+def test_the_schedules_of_torchvision_are_those_of_torch(kind: str, method: str, epochs: int) -> None:
+    """They change once per epoch, and the schedule begins after the warm-up, also in a run that ends within it."""
+    shape = "--lr 0.4 --lr-step-size 3 --lr-gamma 0.5 --lr-min 0.01"
+    warms = f"--lr-warmup-epochs 4 --lr-warmup-method {method} --lr-warmup-decay 0.05"
+    command = f"python train.py --data-path /d --model resnet18 -b 8 --epochs {epochs} --lr-scheduler {kind}"
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    main: list[LRScheduler] = [
+        scheduler.StepLR(optimizer, 3, 0.5)
+        if kind == "steplr"
+        else scheduler.CosineAnnealingLR(optimizer, epochs - 4, 0.01)
+        if kind == "cosineannealinglr"
+        else scheduler.ExponentialLR(optimizer, 0.5)
+    ]
+    warmup: LRScheduler = (
+        scheduler.LinearLR(optimizer, 0.05, total_iters=4)
+        if method == "linear"
+        else scheduler.ConstantLR(optimizer, 0.05, total_iters=4)
+    )
+    theirs, whole = [], scheduler.SequentialLR(optimizer, [warmup, *main], [4])
+    for _ in range(epochs):
+        theirs += [optimizer.param_groups[0]["lr"]] * 3
+        optimizer.step()
+        whole.step()
+    assert rates(f"{command} {shape} {warms}", "torchvision", 24) == pytest.approx(theirs, rel=1e-9)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("kind", ["cosine", "step", "multistep"])
+def test_the_schedules_of_timm_change_once_per_epoch_behind_its_warmup(kind: str, prefix: bool) -> None:
+    shape = "--decay-epochs 3 --decay-milestones 4 8 --decay-rate 0.5 --min-lr 0.01 --lr 0.4"
+    warms = f"--warmup-epochs 2 --warmup-lr 0.1 {'--warmup-prefix' if prefix else ''}"
+    command = f"python train.py /d --model resnet18 -b 8 --opt sgd --epochs 10 --sched {kind}"
+
+    def theirs(epoch: int) -> float:
+        if epoch < 2:
+            return 0.1 + epoch * (0.4 - 0.1) / 2
+        at = epoch - 2 * prefix
+        if kind == "cosine":
+            return 0.01 + 0.5 * (0.4 - 0.01) * (1 + math.cos(math.pi * at / 10))
+        return 0.4 * 0.5 ** (at // 3 if kind == "step" else sum(point <= at + 1 for point in (4, 8)))
+
+    expected = [theirs(step // 3) for step in range(3 * (10 + 2 * prefix))]
+    assert rates(f"{command} {shape} {warms}", "timm", 24) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [None, "graphcore", "graphcore-validation"])

@@ -30,6 +30,7 @@ OTHER: dict[str, Any] = {
     "interval": "epoch",
     "warmup": "4ep",
     "warmup_from": "zero",
+    "warmup_shape": "constant",
     "end_lr": 0.01,
     "end_lr_ratio": 0.1,
     "decay_until": "8ep",

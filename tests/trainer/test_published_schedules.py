@@ -305,3 +305,10 @@ def test_constant_schedule_after_either_warm_up() -> None:
     zero, _, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep", warmup_from="zero")
     check(first, lambda i: 0.5 * min(1, (i + 1) / per_epoch))
     check(zero, lambda i: 0.5 * min(1, i / per_epoch))
+
+
+def test_a_warm_up_begins_at_a_fraction_and_rises_or_does_not() -> None:
+    rising, per_epoch, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep", warmup_from=0.1)
+    level, _, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep", warmup_from=0.1, warmup_shape="constant")
+    check(rising, lambda i: 0.5 * min(1, 0.1 + 0.9 * i / per_epoch))
+    check(level, lambda i: 0.05 if i < per_epoch else 0.5)

@@ -61,7 +61,8 @@ def translate(t: Translation, positional: Sequence[str]) -> None:
     per_process = t["batch_size"] * t["grad_accum_steps"]
     t.set("batch.size", per_process * t.num_processes, "batch_size", "grad_accum_steps")
     t.set("batch.group", "all" if t["sync_bn"] else t["batch_size"], "sync_bn" if t["sync_bn"] else "batch_size")
-    t.set("length", epochs(t["epochs"] + t["cooldown_epochs"]), "epochs", "cooldown_epochs")
+    length = t["epochs"] + t["cooldown_epochs"] + t["warmup_prefix"] * t["warmup_epochs"]
+    t.set("length", epochs(length), "epochs", "cooldown_epochs", "warmup_prefix")
     _optimizer(t)
     _schedule(t, per_process * t.num_processes)
     _augmentation(t)
@@ -158,25 +159,49 @@ def _schedule(t: Translation, total: int) -> None:
         else:
             t.set("schedule.lr", t["lr_base"], *keys)
             t.set("schedule.base_batch_size", t["lr_base_size"], "lr_base_size")
-    t.set("schedule.warmup", epochs(t["warmup_epochs"]), "warmup_epochs")
     decays = name in ("cosine", "polynomial")
-    if t["warmup_epochs"] and not t["warmup_prefix"] and name != "constant":
-        t.set("schedule.warmup_mode", "replace", "warmup_prefix")
-    t.explain("warmup_prefix", "same", "the schedule begins after warm-up")
+    _warmup(t, total, name)
+    after = t["warmup_prefix"] * t["warmup_epochs"]  # the schedule starts there
+    if decays or t["warmup_epochs"]:
+        t.set("schedule.interval", "step" if t["sched_on_updates"] else "epoch", "sched_on_updates")
     if decays:
         t.set("schedule.end_lr", t["min_lr"], "min_lr")
     else:
         t.explain("min_lr", "no effect", f"{t['sched']} does not use it")
     if decays and t["cooldown_epochs"]:
-        t.set("schedule.decay_until", epochs(t["epochs"]), "cooldown_epochs")
-    if name == "step":
+        t.set("schedule.decay_until", epochs(t["epochs"] + after), "cooldown_epochs")
+    if name == "step" and after:
+        every, end = int(t["decay_epochs"]), after + t["epochs"] + t["cooldown_epochs"]
+        points = range(after + every, max(end, after + every + 1), every)
+        t.set("schedule.name", "multistep", "sched", "warmup_prefix")
+        t.set("schedule.milestones", [epochs(point) for point in points], "decay_epochs", "warmup_prefix")
+    elif name == "step":
         t.set("schedule.period", epochs(t["decay_epochs"]), "decay_epochs")
-    if name == "multistep":
-        t.set("schedule.milestones", [epochs(point) for point in t["decay_milestones"]], "decay_milestones")
+    if name == "multistep":  # timm's MultiStepLRScheduler compares the next epoch with the milestones
+        points = [point + after - (not t["sched_on_updates"]) for point in t["decay_milestones"]]
+        t.set("schedule.milestones", [epochs(point) for point in points], "decay_milestones")
     if name in ("step", "multistep"):
         t.set("schedule.gamma", t["decay_rate"], "decay_rate")
     for key in ("decay_epochs", "decay_milestones", "decay_rate"):
         t.explain(key, "no effect", f"{t['sched']} does not use it")
+
+
+def _warmup(t: Translation, total: int, name: str) -> None:
+    t.set("schedule.warmup", epochs(t["warmup_epochs"]), "warmup_epochs")
+    if not t["warmup_epochs"]:
+        for key in ("warmup_lr", "warmup_prefix"):
+            t.explain(key, "no effect", "there is no warm-up")
+        return
+    rate = t.settings["schedule.lr"].value
+    base = t.settings.get("schedule.base_batch_size")
+    share = t["warmup_lr"] / (rate if base is None else rate * total / base.value)
+    if share <= 1:
+        t.set("schedule.warmup_from", float(f"{share:.12g}"), "warmup_lr")
+    else:
+        t.explain("warmup_lr", "not supported", "a warm-up that falls to the learning rate")
+    if not t["warmup_prefix"] and name != "constant":
+        t.set("schedule.warmup_mode", "replace", "warmup_prefix")
+    t.explain("warmup_prefix", "same", "the schedule begins after warm-up")
 
 
 def _augmentation(t: Translation) -> None:

@@ -103,7 +103,12 @@ def _schedule(t: Translation) -> None:
     unused = {"steplr": ("lr_min",), "cosineannealinglr": ("lr_step_size", "lr_gamma")}
     for key in unused.get(kind, ("lr_min", "lr_step_size")):
         t.explain(key, "no effect", f"{kind} does not use it")
-    if kind == "steplr":
+    warms = t["lr_warmup_epochs"]
+    if kind == "steplr" and warms:  # StepLR counts from the end of the warm-up
+        points = range(warms + t["lr_step_size"], max(t["epochs"], warms + t["lr_step_size"] + 1), t["lr_step_size"])
+        t.set("schedule.name", "multistep", "lr_scheduler", "lr_warmup_epochs")
+        t.set("schedule.milestones", [epochs(point) for point in points], "lr_step_size", "lr_warmup_epochs")
+    elif kind == "steplr":
         t.set("schedule.period", epochs(t["lr_step_size"]), "lr_step_size")
     if kind != "cosineannealinglr":
         t.set("schedule.gamma", t["lr_gamma"], "lr_gamma")
@@ -111,17 +116,15 @@ def _schedule(t: Translation) -> None:
         t.set("schedule.end_lr", t["lr_min"], "lr_min")
     if kind == "exponentiallr":
         t.set("schedule.staircase", True, "lr_scheduler")
-    warms = t["lr_warmup_epochs"]
+    if warms or kind == "cosineannealinglr":
+        t.set("schedule.interval", "epoch")
     t.set("schedule.warmup", epochs(warms), "lr_warmup_epochs")
-    if warms and t["lr_warmup_method"] == "constant":
-        t.explain(
-            "lr_warmup_method", "not supported", "a constant warm-up; here it rises linearly to the learning rate"
-        )
-        t.notes.append("theirs holds the learning rate at a fraction during warm-up; here it rises linearly")
+    if warms:
+        t.set("schedule.warmup_from", t["lr_warmup_decay"], "lr_warmup_decay")
+        t.set("schedule.warmup_shape", t["lr_warmup_method"], "lr_warmup_method")
     else:
-        t.explain("lr_warmup_method", "same" if warms else "no effect", "linear" if warms else "there is no warm-up")
-    text = "a warm-up of W steps begins at 1/W of the rate" if warms else "there is no warm-up"
-    t.explain("lr_warmup_decay", "no effect", text)
+        for key in ("lr_warmup_method", "lr_warmup_decay"):
+            t.explain(key, "no effect", "there is no warm-up")
 
 
 def _images(t: Translation) -> None:

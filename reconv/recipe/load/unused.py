@@ -46,7 +46,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     )
     yield checkpoint_average.mode == "exponential", "checkpoint_average.mode is mean", ("checkpoint_average.decay",)
     warms = schedule.warmup.value > 0
-    yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.warmup_mode")
+    yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.warmup_shape", "schedule.warmup_mode")
     yield warms or schedule.name != "constant", "schedule.name is constant, without warm-up", ("schedule.interval",)
     from_0 = SCHEDULES[schedule.name].counts_from_start and schedule.warmup_mode == "replace"
     yield not from_0, f"schedule.name {schedule.name} always counts from step 0", ("schedule.warmup_mode",)

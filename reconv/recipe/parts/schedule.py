@@ -1,8 +1,9 @@
 """The recipe section `schedule`, and each schedule: its fields, checks, text and learning rate by step.
 
 Steps count from 0, and durations are converted to steps (`SchedulePlan`). Warm-up over W steps is linear. With
-`warmup_from: first`, step s has peak * (s + 1) / W, so that step W - 1 has the peak; with `zero`, peak * s / W. With
-`interval: epoch` the rate is that of the epoch's first step, and warm-up counts epochs: (e + 1) / W or e / W.
+`warmup_from: first`, step s has peak * (s + 1) / W, so that step W - 1 has the peak; with `zero`, peak * s / W; with a
+number f, peak * (f + (1 - f) * s / W). A constant warm-up keeps the rate of its step 0. With `interval: epoch` the rate
+is that of the epoch's first step, and warm-up counts epochs: (e + 1) / W, e / W or f + (1 - f) * e / W.
 
 `warmup_mode` is where a schedule starts: `prefix`, after the warm-up; `replace`, at step 0, so that the rate may jump
 at the end of the warm-up; `multiply`, at step 0, multiplied by the warm-up. Cosine, linear and polynomial schedules
@@ -72,9 +73,12 @@ class ScheduleConfig(Section):
     interval: Literal["step", "epoch"] = "step"
     """Update the learning rate every step or every epoch."""
     warmup: Duration = Duration(0, "ep")
-    """Length of the linear warm-up."""
-    warmup_from: Literal["first", "zero"] = "first"
-    """Step s of a warm-up of W steps uses the fraction (s + 1) / W (`first`) or s / W (`zero`)."""
+    """Length of the warm-up."""
+    warmup_from: Literal["first", "zero"] | Fraction = "first"
+    """Step s of a warm-up of W steps uses the fraction (s + 1) / W (`first`) or s / W (`zero`); a number f is the
+    first fraction, f + (1 - f) s / W, as start_factor of torch's LinearLR."""
+    warmup_shape: Literal["linear", "constant"] = "linear"
+    """Rise of the warm-up; `constant` keeps its first learning rate, as torch's ConstantLR."""
     warmup_mode: Literal["prefix", "replace", "multiply"] = "prefix"
     """`prefix` starts the schedule after warm-up; `replace` starts it at step 0 and warm-up replaces its first steps;
     `multiply` starts it at step 0 and multiplies it by warm-up."""
@@ -136,7 +140,8 @@ class SchedulePlan:
     gamma: float = 0.1
     power: float = 2.0
     tick_steps: int = 1  # steps between updates of the learning rate: 1 or an epoch
-    warmup_from: str = "first"
+    warmup_from: str | float = "first"
+    warmup_shape: str = "linear"
     warmup_mode: str = "prefix"
     end_steps: int | None = None  # where decaying schedules end; None: total_steps
     milestone_lrs: tuple[float, ...] = ()  # piecewise: learning rate from each milestone on
@@ -146,7 +151,7 @@ class SchedulePlan:
 
 
 _COMMON = ("name", "lr", "base_batch_size", "warmup")
-_WITH_WARMUP = (*_COMMON, "interval", "warmup_from")
+_WITH_WARMUP = (*_COMMON, "interval", "warmup_from", "warmup_shape")
 _DECAYING = (*_WITH_WARMUP, "warmup_mode", "end_lr", "end_lr_ratio", "decay_until")
 
 
@@ -418,6 +423,10 @@ def learning_rate(plan: SchedulePlan, step: int) -> float:
     if at >= plan.warmup_steps or schedule.has_own_warmup:
         return schedule.rate(plan, at)
     peak = schedule.rate(plan, at) if plan.warmup_mode == "multiply" else plan.peak_lr
+    if plan.warmup_shape == "constant":
+        at = 0
+    if isinstance(plan.warmup_from, float):
+        return peak * (plan.warmup_from + (1 - plan.warmup_from) * at / plan.warmup_steps)
     warmed_up = at if plan.warmup_from == "zero" else min(at + plan.tick_steps, plan.warmup_steps)
     return peak * warmed_up / plan.warmup_steps
 
@@ -430,9 +439,10 @@ def schedule_text(plan: SchedulePlan, section: ScheduleConfig) -> str:
     warmup = counted = ""
     if plan.warmup_steps:
         counted = "" if plan.warmup_mode == "prefix" else " from step 0"
-        from_zero = " from 0" if plan.warmup_from == "zero" else ""
+        begin = {"first": "", "zero": " from 0"}.get(str(plan.warmup_from), f" from {plan.warmup_from} of the rate")
+        constant = "constant " * (plan.warmup_shape == "constant")
         then = "times" if plan.warmup_mode == "multiply" else "then"
-        warmup = f"warm-up{from_zero} over {count(plan.warmup_steps, 'step')}, {then} "
+        warmup = f"{constant}warm-up{begin} over {count(plan.warmup_steps, 'step')}, {then} "
     update = ", updated every epoch" if section.interval == "epoch" else ""
     return f"lr schedule: {warmup}{shape}{counted}{update}"
 
@@ -498,6 +508,7 @@ def plan_schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: i
         power=section.power,
         tick_steps=steps_per_epoch if section.interval == "epoch" else 1,
         warmup_from=section.warmup_from,
+        warmup_shape=section.warmup_shape,
         warmup_mode=section.warmup_mode,
         end_steps=None if section.decay_until is None else horizon,
         milestone_lrs=tuple(lr * scale for lr in section.milestone_lrs) if "milestone_lrs" in used else (),
