@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from reconv.checkpoint.interop.nvidia_names import to_torchvision
 from reconv.checkpoint.locate import is_tensorflow
 from reconv.core.errors import CheckpointError
 from reconv.storage.bounded import open_file
@@ -152,6 +153,7 @@ def _rename_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str,
     without the prefix, such as a new head, are used where there is none with it.
     """
     names = model.state_dict().keys()
+    tensors = named_as(model, tensors)
     known = {_torchvision_name(name, names): tensor for name, tensor in tensors.items()}
     unprefixed = {name: tensor for name, tensor in known.items() if name in names}
     prefix, num_prefixed = _common_prefix(names, known)
@@ -159,6 +161,18 @@ def _rename_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str,
         return known
     prefixed = {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
     return {**unprefixed, **prefixed}
+
+
+def named_as(
+    model: nn.Module, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor] | None = None
+) -> Mapping[str, Tensor]:
+    """Tensors of NVIDIA's networks under the model's names; others, and those of a model with such names, as they are.
+
+    `weights` are those of the network, by default the tensors themselves.
+    """
+    names = model.state_dict().keys()
+    renamed = to_torchvision(tensors, tensors if weights is None else weights)
+    return renamed if len(names & renamed.keys()) > len(names & tensors.keys()) else tensors
 
 
 def _torchvision_name(name: str, names: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reconv.build.model import build_meta_model
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
-from reconv.checkpoint.load_weights import load_weights
+from reconv.checkpoint.load_weights import load_weights, named_as
 from reconv.checkpoint.locate import locate
 from reconv.checkpoint.manifest import check_state
 from reconv.checkpoint.store import CheckpointStore, open_store
@@ -69,6 +69,7 @@ def import_state(recipe: Recipe, plan: Plan) -> ImportedState | None:
     state = _read_own(path, plan.num_train) if path.is_dir() else read_training_state(path)
     model = build_meta_model(recipe, plan.num_classes)
     _check_weights(model, state)
+    state = _named_as(model, state)
     if recipe.optimizer.name == _RATE_IN_MOMENTUM and state.optimizer:
         state = _without_momentum(state)
     step = round(state.epochs * plan.steps_per_epoch)
@@ -111,6 +112,16 @@ def _check_weights(model: nn.Module, state: TrainingState) -> None:
     """Raise unless the file has the weights of this network, all of them."""
     empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.weights.items()}
     load_weights(model, empty, strict=True, source=str(state.path))
+
+
+def _named_as(model: nn.Module, state: TrainingState) -> TrainingState:
+    """The state under the model's names."""
+    return replace(
+        state,
+        weights=named_as(model, state.weights),
+        ema=None if state.ema is None else named_as(model, state.ema),
+        optimizer={kind: named_as(model, tensors, state.weights) for kind, tensors in state.optimizer.items()},
+    )
 
 
 def _without_momentum(state: TrainingState) -> TrainingState:

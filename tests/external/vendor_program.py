@@ -6,7 +6,8 @@ Runs without Reconv. The program's own code runs unchanged; what is exchanged be
 
 - `order`: random samplers give these indices, one list for each epoch, instead of shuffling;
 - `whole`: random resized crops take the whole image and random flips do nothing;
-- float64: weights are made as float64 with values that float32 has, and the network's input is converted;
+- `float64`: weights are made as float64 with values that float32 has, and images are normalized in float64 (those of
+  timm in float32) and converted;
 - `cpu`: what asks for CUDA gets the CPU, and the loggers and the affinity library of NVIDIA's program are empty;
 - `torchvision::nms`: declared, because the wheels of torchvision are built for CUDA.
 
@@ -72,11 +73,11 @@ class Recorder:
             self._model = module
             with torch.no_grad():
                 for tensor in (*module.parameters(), *module.buffers()):
-                    tensor.copy_(tensor.float() if tensor.is_floating_point() else tensor)
+                    tensor.copy_(tensor.to(torch.float32) if tensor.is_floating_point() else tensor)
             network = getattr(module, "module", module)
-            torch.save({name: value.float() for name, value in network.state_dict().items()}, "weights.pth")
+            torch.save(network.state_dict(), "weights.pth")
         if module is self._model and module.training and len(self.images) < self.keep_batches:
-            self.images.append(inputs[0].detach().float().cpu().numpy())
+            self.images.append(inputs[0].detach().to(torch.float32).numpy())
         if not is_batch or inputs[0].dtype == torch.get_default_dtype():
             return None
         return (inputs[0].to(torch.get_default_dtype()), *inputs[1:])
@@ -113,6 +114,16 @@ def take_whole_images() -> None:
 
     transforms.RandomResizedCrop.get_params = staticmethod(whole)
     transforms.RandomHorizontalFlip.forward = lambda self, image: image
+
+
+def compute_in_float64() -> None:
+    """Make float64 of what a program calls float."""
+    from torchvision import transforms
+    from torchvision.transforms import functional
+
+    torch.set_default_dtype(torch.float64)
+    Tensor.float = Tensor.double  # type: ignore[method-assign]
+    transforms.ConvertImageDtype.forward = lambda self, image: functional.convert_image_dtype(image, torch.float64)
 
 
 def use_cpu() -> None:
@@ -159,7 +170,7 @@ def main() -> None:
     np.random.seed(settings["seed"])
     torch.set_num_threads(1)
     if settings["float64"]:
-        torch.set_default_dtype(torch.float64)
+        compute_in_float64()
     recorder = Recorder(settings["steps"], settings["keep_batches"])
     recorder.install()
     if settings["order"]:
