@@ -178,8 +178,8 @@ def _schedule(t: Translation, total: int) -> None:
     elif name == "step":
         t.set("schedule.period", epochs(t["decay_epochs"]), "decay_epochs")
     if name == "multistep":  # timm's MultiStepLRScheduler compares the next epoch with the milestones
-        points = [point + after - (not t["sched_on_updates"]) for point in t["decay_milestones"]]
-        t.set("schedule.milestones", [epochs(point) for point in points], "decay_milestones")
+        milestones = [epochs(point + after - (not t["sched_on_updates"])) for point in t["decay_milestones"]]
+        t.set("schedule.milestones", milestones, "decay_milestones")
     if name in ("step", "multistep"):
         t.set("schedule.gamma", t["decay_rate"], "decay_rate")
     for key in ("decay_epochs", "decay_milestones", "decay_rate"):
