@@ -68,7 +68,9 @@ def test_its_recipe_is_trained_again(run: Path, tmp_path: Path) -> None:
     again = yaml.safe_load((tmp_path / "again" / "recipe.yaml").read_text())
     old = yaml.safe_load((RELEASE / "run" / "recipe.yaml").read_text())
     sections = ("optimizer", "schedule", "model", "ema", "length", "seed")
-    assert {name: again[name] for name in sections} == {name: old[name] for name in sections}
+    for name in sections:  # later versions add fields
+        values = {field: again[name][field] for field in old[name]} if isinstance(old[name], dict) else again[name]
+        assert values == old[name]
 
 
 def test_its_report_is_written_anew_and_its_events_are_undamaged(run: Path) -> None:
