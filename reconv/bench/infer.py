@@ -170,7 +170,7 @@ def open_model(
     trust_code: TrustCode = False,
     built_as: Callable[[Recipe], Recipe] = lambda recipe: _without_compile(recipe),
 ) -> tuple[SavedModel, Network, Device]:
-    """The model of a run, a checkpoint or a recipe, on its device.
+    """Load the model of a run or a checkpoint, or build that of a recipe, on its device.
 
     `built_as` gives the recipe that the model is built from. The weights of a recipe are random.
     """
