@@ -45,7 +45,8 @@ def test_a_changed_figure_changes_readme_and_its_page(tmp_path: Path, monkeypatc
 
 def test_every_stored_result_belongs_to_a_case_and_every_page_shows_stored_ones() -> None:
     assert set(pages.stored_cases()) <= set(CASES)
-    shown = {name for path in results.ROOT.glob("docs/results/*.md") for name in pages.cases_of(path.read_text())}
+    files = [path for pattern in pages.PAGES for path in results.ROOT.glob(pattern)]
+    shown = {name for path in files for name in pages.cases_of(path.read_text())}
     assert set(pages.stored_cases()) <= shown
 
 
