@@ -67,6 +67,7 @@ def train(
     on_event: Callable[[Event], None] | None = None,
     runs: str | Path = "runs",
     stop_after: str | None = None,
+    stop_at: str | None = None,
     on_divergence: str | None = None,
     profile: tuple[int, int] | None = None,
     trust_code: bool = False,
@@ -79,7 +80,8 @@ def train(
     `{"schedule.lr": 0.05}`. `data` is a path; map-style datasets are passed as `train_data` and `val_data`, or as a
     pair `data`. `model` is a name, a module, its class or a function that builds it; loss, transforms, metrics and
     callbacks are your own as well, all as described in docs/how-to/custom-code.md. Without a recipe `finetune` derives
-    the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule;
+    the settings from the data. `stop_after` (`100step`, `2ep`, `30min`, `3h`) ends early on the untouched schedule,
+    `stop_at` (`25%`, `2ep`, `500step` of the whole run) at the first evaluation there or later;
     `resume` continues, with the same objects. Where the run that is resumed names an address of its copy that you have
     not given, `mirror` is that address or `off`. `devices` is short for `launch=Launch(devices=...)`; `launch` also
     starts elastic runs, and runs on other machines, as in `launch=reconv.Ray(nodes="1:4")`.
@@ -128,6 +130,7 @@ def train(
         device=device,
         console="auto" if console is None and in_ipython() else console,
         stop_after=stop_after,
+        stop_at=stop_at,
         trust_code=trust_code,
         objects=objects.objects,
         return_when_interrupted=in_ipython(),

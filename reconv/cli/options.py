@@ -84,6 +84,11 @@ stop_after_option = click.option(
     metavar="100step|3h",
     help="Save and end after these steps or epochs (2ep) of this command, or this time; the schedule stays.",
 )
+stop_at_option = click.option(
+    "--stop-at",
+    metavar="25%|2ep",
+    help="Save and end at the first evaluation at this point of the run (500step) or later; the schedule stays.",
+)
 trust_option = click.option(
     "--trust-code", is_flag=True, help="Import the code that the recipe of a run names, without asking."
 )

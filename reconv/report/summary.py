@@ -63,7 +63,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "exit_code": end.exit_code if end else None,
         "reason": end.reason if end else None,
         "stopped_early": None,
-        "stopped_after": None,  # the limit of --stop-after, if it ended the last attempt
+        "stopped_after": None,  # the limit of --stop-after or --stop-at, if it ended the last attempt
         "attempts": len(record.attempts),
         "non_finite_steps": len(record.non_finite),
         "bad_images": len(record.bad_images),

@@ -27,6 +27,7 @@ class RunOptions:
     console: str | None = None  # auto, plain, quiet or json; None: no console
     command: Sequence[str] = ()
     stop_after: str | None = None  # as in 100step or 3h
+    stop_at: str | None = None  # the point of the run, as in 25% or 2ep
     trust_code: bool = False  # that a teacher or initial weights name; that of the recipe needs no question
     objects: Mapping[str, Any] = field(default_factory=dict)  # passed from Python, by their names in the recipe
     consent: CodeConsent | None = None  # to the code of the recipe, if that is a saved one; None: it is the user's

@@ -351,6 +351,10 @@ def _fields(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _parse_stop_after(args: RunOptions, run: PreparedRun) -> StopAfter:
+    if args.stop_at is not None:
+        if args.stop_after is not None:
+            raise UsageError("--stop-after and --stop-at cannot be combined", hint="use one of them")
+        return StopAfter.at(args.stop_at, run.plan)
     return StopAfter.parse(args.stop_after, first_step=run.restore_point.step, steps_per_epoch=run.plan.steps_per_epoch)
 
 
@@ -491,7 +495,7 @@ class RunFinalizer:
         if trainer is not None and trainer.is_paused:
             self.fields["stopped_after"] = trainer.stop_after.text
             step, total = trainer.counters.step, trainer.plan.total_steps
-            self.reason = f"stopped after step {step} of {total} by --stop-after {trainer.stop_after.text}"
+            self.reason = f"stopped after step {step} of {total} by {trainer.stop_after.option} {trainer.stop_after.text}"
         elif trainer is not None and trainer.stop_reason:
             self.reason = f"stopped early: {trainer.stop_reason}"
 

@@ -16,11 +16,15 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reconv.core.errors import UsageError
 from reconv.core.stop_signals import handled_stop_signals
+
+if TYPE_CHECKING:
+    from reconv.recipe.plan import Plan
 
 
 class StopSignal:
@@ -62,18 +66,42 @@ class StopSignal:
 
 
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(step|ep|s|min|h)s?\s*")
+_POINT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(step|ep|%)s?\s*")
 _MAX_NUMBER = 1e15
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
+def point_step(text: str, total_steps: int, steps_per_epoch: float) -> int:
+    """The step of a point of a run, `25%`, `2ep` or `500step`, at least 1 and at most the last one."""
+    match = _POINT.fullmatch(text)
+    number, unit = (Fraction(match[1]), match[2]) if match else (Fraction(0), "")
+    if not 0 < number < _MAX_NUMBER or (unit == "step" and number.denominator != 1) or (unit == "%" and number > 100):
+        raise UsageError(
+            f"--stop-at takes a point of the run, not {text!r:.80}", hint="for example --stop-at 25%, 2ep or 500step"
+        )
+    steps = {"%": number * total_steps / 100, "ep": number * Fraction(steps_per_epoch), "step": number}[unit]
+    return min(max(1, math.ceil(steps)), total_steps)
+
+
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """Limit on a command's training, counted from its own first step or from its start; None: to the end of the run."""
+    """Limit on a command's training: a step of the run or a time from its start; None: to the end of the run."""
 
     text: str = ""  # as typed
+    option: str = "--stop-after"
     step: int | None = None  # number of steps of the run after which to stop
     seconds: float | None = None
     start_s: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def at(cls, text: str, plan: Plan) -> StopAfter:
+        """The limit that `25%`, `2ep` or `500step` of the whole run sets: the first evaluation there or later."""
+        first, total = point_step(text, plan.total_steps, plan.steps_per_epoch), plan.total_steps
+        schedule = plan.evaluate
+        if schedule is None:
+            return cls(text.strip(), "--stop-at", first)
+        step = next((n for n in range(first, total) if schedule.due(n, total)), total)
+        return cls(text.strip(), "--stop-at", step)
 
     @classmethod
     def parse(cls, text: str | None, *, first_step: int, steps_per_epoch: float) -> StopAfter:

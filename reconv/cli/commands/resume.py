@@ -21,6 +21,7 @@ from reconv.cli.options import (
     set_option,
     shortcut_options,
     stop_after_option,
+    stop_at_option,
     trust_option,
     trust_or_ask,
 )
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @set_option
 @shortcut_options("profile")
 @stop_after_option
+@stop_at_option
 @shortcut_options("on_divergence")
 @trust_option
 @click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
@@ -79,6 +81,7 @@ def resume(
     settings: tuple[str, ...],
     profile: str | None,
     stop_after: str | None,
+    stop_at: str | None,
     on_divergence: str | None,
     trust_code: bool,
     mirror: str | None,
@@ -133,6 +136,7 @@ def resume(
         device=device,
         console=console_of(quiet, json_file),
         stop_after=stop_after,
+        stop_at=stop_at,
         trust_code=trust_code,
         consent=consent,
     )

@@ -17,7 +17,7 @@ from reconv.recipe.shortcuts import SHORTCUTS
 from reconv.trainer.options import RunOptions
 
 # Options of `train` that `submit` passes on.
-_TRAIN_OPTIONS = ("data", "device", "nic", "settings", "trust_code", *SHORTCUTS)
+_TRAIN_OPTIONS = ("data", "device", "nic", "settings", "stop_at", "trust_code", *SHORTCUTS)
 # Options that every target has; the others are those of single targets.
 _COMMON = (
     *("target", "nodes", "devices_per_node", "out", "name", "cpus_per_device", "memory_per_node", "stop_before"),

@@ -25,6 +25,7 @@ from reconv.cli.options import (
     set_option,
     shortcut_options,
     stop_after_option,
+    stop_at_option,
 )
 from reconv.cli.start_up import import_torch, pause_gc, start_cuda
 from reconv.cluster.launch import Launch
@@ -68,6 +69,7 @@ _NO_RECIPE = """name a recipe, for example
 @set_option
 @shortcut_options("profile")
 @stop_after_option
+@stop_at_option
 @shortcut_options("on_divergence")
 @click.option(
     "--dry-run",
@@ -92,6 +94,7 @@ def train(
     rendezvous: str | None,
     nic: str | None,
     stop_after: str | None,
+    stop_at: str | None,
     dry_run: int | None,
     compile_only: bool,
     trust_code: bool,
@@ -117,7 +120,7 @@ def train(
       reconv train resnet50 --data s3://bucket/imagenet --out s3://bucket/runs/1 --resume
       reconv train resnet50 --data /imagenet --out /shared/run --elastic 1:4 --rendezvous node1:29400
     """
-    recipe, data = _recipe_and_data(recipe, data)
+    recipe, data = recipe_and_data(recipe, data)
     overrides = recipe_overrides(options, planned_world_size(devices))
     silence_torch()
     start_cuda(device, 1 if elastic else devices)
@@ -130,15 +133,16 @@ def train(
         device=device,
         console=console_of(quiet, json_file),
         stop_after=stop_after,
+        stop_at=stop_at,
         trust_code=trust_code,
     )
     if dry_run is not None or compile_only:
-        _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, elastic)
+        _check_dry_run_options(dry_run, compile_only, resume, options["profile"], stop_after, stop_at, elastic)
         return print_dry_run(run, launch, dry_run, json_file)
     return run_training(run, launch, out, json_file)
 
 
-def _recipe_and_data(recipe: str | None, data: str | None) -> tuple[str, str | None]:
+def recipe_and_data(recipe: str | None, data: str | None) -> tuple[str, str | None]:
     """RECIPE and --data; a folder in RECIPE's place is the data of `finetune`."""
     if recipe is None:
         raise click.UsageError(_NO_RECIPE, click.get_current_context())
@@ -196,6 +200,7 @@ def _check_dry_run_options(
     resume: bool,
     profile: str | None,
     stop_after: str | None,
+    stop_at: str | None,
     elastic: str | None,
 ) -> None:
     """Refuse options that a dry run would ignore."""
@@ -205,6 +210,7 @@ def _check_dry_run_options(
         "--resume": resume,
         "--profile": profile is not None,
         "--stop-after": stop_after is not None,
+        "--stop-at": stop_at is not None,
         "--elastic": elastic is not None,
     }
     clash = next((other for other, is_given in options.items() if is_given), None)

@@ -45,6 +45,7 @@ class RayTarget:
             resume=options["resume"],
             device=options["device"],
             console="plain",
+            stop_at=options.get("stop_at"),
             trust_code=options["trust_code"],
         )
         result = request.train(run, launch, _out(request))

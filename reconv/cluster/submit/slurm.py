@@ -308,6 +308,7 @@ def _slurm_job(request: Request, resolved: Resolved, run: Path, words: Sequence[
     # The recipe of the run is then the user's own: its code is what they have submitted.
     trusts = options["trust_code"] or bool(code_references(resolved.recipe))
     settings = {"--device": options["device"] if options["device"] != "auto" else None, "--nic": options["nic"]}
+    settings["--stop-at"] = options.get("stop_at")
     again = [word for name, value in settings.items() if value is not None for word in (name, value)]
     return SlurmJob(
         name=options["name"] or resolved.recipe.name.replace(" ", "-"),
