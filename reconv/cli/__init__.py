@@ -36,6 +36,7 @@ from reconv.cli.commands.serve import serve
 from reconv.cli.commands.status import status
 from reconv.cli.commands.submit import submit
 from reconv.cli.commands.train import train
+from reconv.cli.commands.tune import tune
 from reconv.cli.options import CommandGroup
 from reconv.core.errors import ExitCode, ReconvError
 from reconv.core.stop_signals import ignore_stop_signals
@@ -64,6 +65,7 @@ def reconv() -> None:
 
 for _command in (
     train,
+    tune,
     resume,
     submit,
     status,

@@ -36,12 +36,10 @@ def write_summary(run_dir: Path) -> dict[str, Any]:
 def summarize_record(record: RunRecord) -> dict[str, Any]:
     """The summary of a loaded run."""
     plan, end = record.plan, record.end
-    whole = [e for e in record.evaluations if not e.partial]
-    complete = whole or record.evaluations
-    metric = _metric(record.recipe, complete)
-    candidates = _candidates(complete, metric)
+    metric, candidates = result_evaluations(record)
+    averaged = [e for e in _complete(record) if e.weights == "averaged" and metric in e.metrics]
     best = _best(candidates, metric)
-    final = _final(candidates, [e for e in complete if e.weights == "averaged" and metric in e.metrics])
+    final = _final(candidates, averaged)
     value = _finite(final.metrics[metric]) if final and metric else None
     summary = {
         "recipe": record.name,
@@ -76,6 +74,13 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
     }
     finite = _finite_values(summary)
     return finite | _added_fields(finite, end.fields if end else {})
+
+
+def result_evaluations(record: RunRecord) -> tuple[str | None, list[EvalFinished]]:
+    """The metric of the result, and the evaluations that have it by step: of the EMA weights if there are any."""
+    complete = _complete(record)
+    metric = _metric(record.recipe, complete)
+    return metric, _candidates(complete, metric)
 
 
 def _added_fields(summary: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +136,11 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalFinished]) -> s
     of_task = (recipe.get("detection") or {}).get("metric") if recipe.get("task") == "detection" else None
     wanted = (*(name for name in (expected, best, of_task) if name), *_USUAL_METRICS, *sorted(seen))
     return next((name for name in wanted if name in seen), None)
+
+
+def _complete(record: RunRecord) -> list[EvalFinished]:
+    """The evaluations of the whole validation set; all of them if there are none."""
+    return [e for e in record.evaluations if not e.partial] or list(record.evaluations)
 
 
 def _candidates(evaluations: Sequence[EvalFinished], metric: str | None) -> list[EvalFinished]:

@@ -55,6 +55,7 @@ def _run(*command_lines: list[str]) -> list[dict[str, Any]]:
 def test_all_documented_commands_exist() -> None:
     expected = [
         "train",
+        "tune",
         "resume",
         "submit",
         "status",
