@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         load,
         predict,
         train,
+        tune,
         unfuse,
     )
 
@@ -49,6 +50,7 @@ __all__ = [
     "load",
     "predict",
     "train",
+    "tune",
     "unfuse",
 ]
 

@@ -19,11 +19,11 @@ SECTIONS = ("ImageLoader", "optim", "Checkpointer", "build_model")
 # A name that leaves these lists breaks programs of others: it needs a line in CHANGELOG.md and a release.
 PUBLIC = {
     *("Callback", "Checkpointer", "FuseReport", "ImageLoader", "Launch", "Predictor", "Ray", "RunInfo", "__version__"),
-    *("build_model", "evaluate", "export", "fuse", "load", "predict", "train", "unfuse"),
+    *("build_model", "evaluate", "export", "fuse", "load", "predict", "train", "tune", "unfuse"),
 }
 API = (PUBLIC - {"__version__"}) | {
     *("AveragedWeights", "ClassScore", "DetectedBox", "DryRunResult", "EvalResult", "ExportResult", "ImageSample"),
-    *("Prediction", "PredictionList", "RunResult", "TrainingRun", "average", "dry_run"),
+    *("Prediction", "PredictionList", "RunResult", "TrainingRun", "TuneResult", "average", "dry_run"),
 }
 OPTIM = ["EMA", "FusedLAMB", "FusedLARS", "FusedRMSpropTF"]
 SIGNATURES = {

@@ -1,5 +1,5 @@
-"""The Python API: `train`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, and their results; for any
-training loop `fuse`, `build_model`, `ImageLoader` and `Checkpointer`.
+"""The Python API: `train`, `tune`, `load`, `evaluate`, `predict`, `export`, `average`, `dry_run`, and their results;
+for any training loop `fuse`, `build_model`, `ImageLoader` and `Checkpointer`.
 
 Each name is imported when it is first used, so that a server loads no trainer and a trainer no exporter.
 """
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from reconv.trainer.callbacks.custom import Callback, RunInfo
     from reconv.trainer.dry_run import DryRunResult, dry_run
     from reconv.trainer.run import TrainingRun
+    from reconv.tuner.result import TuneResult
+    from reconv.tuner.tune import tune
 
 _MODULES = {
     "api.run_result": ("RunResult",),
@@ -50,6 +52,8 @@ _MODULES = {
     "trainer.callbacks.custom": ("Callback", "RunInfo"),
     "trainer.dry_run": ("DryRunResult", "dry_run"),
     "trainer.run": ("TrainingRun",),
+    "tuner.result": ("TuneResult",),
+    "tuner.tune": ("tune",),
 }
 _MODULE_OF = {name: f"reconv.{module}" for module, names in _MODULES.items() for name in names}
 
@@ -73,6 +77,7 @@ __all__ = [
     "RunInfo",
     "RunResult",
     "TrainingRun",
+    "TuneResult",
     "average",
     "build_model",
     "dry_run",
@@ -82,6 +87,7 @@ __all__ = [
     "load",
     "predict",
     "train",
+    "tune",
     "unfuse",
 ]
 

@@ -33,7 +33,7 @@ from reconv.trainer.run import TrainingRun
 COMPILE_STEPS = 2  # the first compiles; the second runs with the optimizer state allocated
 _AT_END = Every()  # once, after the last step
 # A dry run exports nothing and takes all of its steps.
-_OVERRIDES: Sequence[Override] = (
+SHORT_RUN: Sequence[Override] = (
     ("loggers", [], "--dry-run"),
     ("profile", "off", "--dry-run"),
     ("early_stopping.target", "off", "--dry-run"),
@@ -82,7 +82,7 @@ def dry_run(
 
     With several `devices`, `on_event` must be importable.
     """
-    args = RunOptions(str(recipe), (*overrides, *_OVERRIDES), data, device=device, nic=nic, trust_code=trust_code)
+    args = RunOptions(str(recipe), (*overrides, *SHORT_RUN), data, device=device, nic=nic, trust_code=trust_code)
     return run_on_devices(devices, _dry_run, args, steps, on_event)
 
 

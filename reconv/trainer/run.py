@@ -495,7 +495,9 @@ class RunFinalizer:
         if trainer is not None and trainer.is_paused:
             self.fields["stopped_after"] = trainer.stop_after.text
             step, total = trainer.counters.step, trainer.plan.total_steps
-            self.reason = f"stopped after step {step} of {total} by {trainer.stop_after.option} {trainer.stop_after.text}"
+            self.reason = (
+                f"stopped after step {step} of {total} by {trainer.stop_after.option} {trainer.stop_after.text}"
+            )
         elif trainer is not None and trainer.stop_reason:
             self.reason = f"stopped early: {trainer.stop_reason}"
 

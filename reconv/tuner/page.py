@@ -5,8 +5,10 @@ It loads nothing from the network, and the same study gives the same bytes.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from reconv.logging import formatting as fmt
 from reconv.recipe.plan_text import count
@@ -15,8 +17,11 @@ from reconv.report.bars import StackedBar, draw_stacked_bars
 from reconv.report.charts import Chart, Series, draw
 from reconv.report.markup import Html, el
 from reconv.tuner.result import TuneResult, describe_values
-from reconv.tuner.space import value_text
+from reconv.tuner.space import Dimension, value_text
 from reconv.tuner.study import TrialRecord
+
+if TYPE_CHECKING:
+    from reconv.trainer.lr_range import LrRange
 
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _SIDE = 1120, 340, 30, 46, 90
 
@@ -33,7 +38,9 @@ def render_study(result: TuneResult, recipe_text: str) -> str:
             el(
                 "p",
                 {"class": "verdict"},
-                el("span", {"class": "badge good" if is_better else "badge warn"}, "better" if is_better else "default"),
+                el(
+                    "span", {"class": "badge good" if is_better else "badge warn"}, "better" if is_better else "default"
+                ),
                 el("span", None, result.verdict),
             ),
             page.command("train it", shlex.join(result.train_words)),
@@ -48,13 +55,11 @@ def render_study(result: TuneResult, recipe_text: str) -> str:
             "darker lines are trials that were trained to their end, the thick one is the recipe to keep.",
         ),
         page.section("Fresh seeds", _confirmation(result)),
-        page.section(
-            "Trials", page.table(*result.rows, numeric=range(2, 5), caption="All trials", is_sortable=True)
-        ),
+        page.section("Trials", page.table(*result.rows, numeric=range(2, 5), caption="All trials", is_sortable=True)),
         page.section(
             "Recipe to keep",
             el("pre", None, el("code", None, recipe_text)),
-            intro="best.yaml, which `reconv train` takes.",
+            intro="The file best.yaml, which reconv train takes.",
         ),
         page.section("Details", page.pairs(_details(result))),
     )
@@ -116,12 +121,10 @@ def _apart(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], 
 def _importance(result: TuneResult) -> Html:
     if not result.importance:
         return page.panel("Importance", "It needs at least four trials with different values.", Html(""))
-    bars = [
-        StackedBar(name.rpartition(".")[2], f"{100 * part:.0f} %", (part, 1 - part))
-        for name, part in result.importance.items()
-    ]
-    note = "How far the values of the better half of the trials at rung 1 differ from those of all (PED-ANOVA)."
-    return draw_stacked_bars("Importance", note, ("decides", "the other fields"), bars)
+    names, parts = list(result.importance), tuple(result.importance.values())
+    listed = ", ".join(f"{name} {100 * part:.0f} %" for name, part in zip(names, parts, strict=True))
+    note = f"{listed}: how far the values of the better half at rung 1 differ from those of all (PED-ANOVA)."
+    return draw_stacked_bars("Importance", note, names, [StackedBar("at rung 1", "", parts)])
 
 
 def _parallel_coordinates(result: TuneResult) -> Html:
@@ -153,14 +156,13 @@ def _parallel_coordinates(result: TuneResult) -> Html:
     columns = [_axis(x, d.field.rpartition(".")[2], *_ends(d)) for x, d in zip(xs, result.space, strict=False)]
     columns.append(_axis(xs[-1], fmt.metric_name(result.metric), result.text_of(low), result.text_of(high)))
     label = f"{len(shown)} trials from their values to the metric; the table below has the numbers"
-    svg = el("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label}, *map(line, order), *columns)
-    return el("figure", {"class": "chart parallel"}, el("div", {"class": "scroll"}, svg))
+    svg = el(
+        "svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label}, *map(line, order), *columns
+    )
+    return el("figure", {"class": "panel parallel"}, el("div", {"class": "scroll"}, svg))
 
 
-def _ends(dimension: object) -> tuple[str, str]:
-    from reconv.tuner.space import Dimension
-
-    assert isinstance(dimension, Dimension)
+def _ends(dimension: Dimension) -> tuple[str, str]:
     ends = dimension.ends()
     return value_text(ends[0]), value_text(ends[-1])
 
@@ -201,3 +203,61 @@ def _details(result: TuneResult) -> list[tuple[str, str]]:
         ("rounds", f"{settings.round_size} trials each"),
         ("data", result.data or "of the recipe"),
     ]
+
+
+def render_lr_range(found: LrRange, command: str) -> str:
+    """The page of a learning rate range test: the loss over the rate."""
+    title = f"{found.recipe}: learning rate range"
+    notes = (el("li", None, line) for line in found.lines)
+    return page.document(
+        f"{title} · Reconv tune",
+        page.header(
+            "Reconv tune --lr-range", title, el("ul", {"class": "facts"}, *notes), page.command("again", command)
+        ),
+        page.section("Loss by learning rate", _loss_by_rate(found)),
+        page.section("Values", page.table(*found.rows, numeric=range(3), caption="Loss by learning rate")),
+    )
+
+
+def _loss_by_rate(found: LrRange) -> Html:
+    """The loss and its average over the logarithm of the rate, with the suggestion and where it diverges."""
+    highest = 2 * found.smoothed[0]
+    decades = [math.log10(lr) for lr in found.lrs]
+    shown = [
+        (d, min(v, highest), min(s, highest)) for d, v, s in zip(decades, found.losses, found.smoothed, strict=True)
+    ]
+    finite = [value for _, *pair in shown for value in pair if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    left, right, bottom = 60, _WIDTH - 20, _HEIGHT - _BOTTOM
+
+    def x(decade: float) -> float:
+        return left + (right - left) * (decade - decades[0]) / ((decades[-1] - decades[0]) or 1.0)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - _TOP) * (value - low) / ((high - low) or 1.0)
+
+    def line(kind: str, values: Sequence[tuple[float, float]]) -> Html:
+        points = "L".join(f"{x(decade):.1f} {y(value):.1f}" for decade, value in values if math.isfinite(value))
+        return el("g", {"class": kind}, el("path", {"d": "M" + points}))
+
+    parts = [el("line", {"class": "axis", "x1": left, "x2": right, "y1": bottom, "y2": bottom})]
+    for decade in range(math.ceil(decades[0]), math.floor(decades[-1]) + 1):
+        parts.append(_tick(x(decade), bottom + 18, f"{10.0**decade:g}"))
+    parts += [el("text", {"x": left - 8, "y": f"{y(v):.1f}", "text-anchor": "end"}, fmt.number(v)) for v in (low, high)]
+    parts.append(_tick((left + right) / 2, bottom + 38, "learning rate"))
+    for rate, text in ((found.suggestion, "suggested"), (found.diverged, "diverges"), (found.recipe_lr, "recipe")):
+        if rate is not None and found.lrs[0] <= rate <= found.lrs[-1]:
+            at = f"{x(math.log10(rate)):.1f}"
+            parts.append(el("line", {"class": "axis", "x1": at, "x2": at, "y1": _TOP, "y2": bottom}))
+            parts.append(_tick(float(at), _TOP + (12 if text == "recipe" else -8), f"{text} {rate:.2g}"))
+    label = f"Loss by learning rate. {'; '.join(found.lines)}"
+    curves = [
+        line("trial pruned", [(decade, value) for decade, value, _ in shown]),
+        line("trial kept", [(decade, value) for decade, _, value in shown]),
+    ]
+    svg = el("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "role": "img", "aria-label": label}, *parts, *curves)
+    return el("figure", {"class": "panel parallel"}, el("div", {"class": "scroll"}, svg))
+
+
+def _tick(x: float, y: float, text: str) -> Html:
+    return el("text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": "middle"}, text)

@@ -22,7 +22,7 @@ from reconv.core.errors import CheckpointError, RunLockedError, UsageError
 from reconv.core.random import key
 from reconv.logging.run_dir import RunLock
 from reconv.storage.files import disk_errors
-from reconv.tuner.space import Dimension, Param, default_params, trial_overrides
+from reconv.tuner.space import Dimension, Param, trial_overrides
 
 JOURNAL, LOCK = "study.journal", "lock"
 _NAME = "reconv tune"

@@ -29,6 +29,7 @@ from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan_text import count
 from reconv.recipe.presets import preset_names
+from reconv.recipe.shortcuts import shortcut_overrides
 from reconv.recipe.units import BatchPerDevice
 from reconv.report.run_record import load_run_record
 from reconv.report.summary import result_evaluations
@@ -281,7 +282,9 @@ class Tuner:
             number: tuple(found[number, seed][1] for seed in seeds if found[number, seed] is not None)  # type: ignore[index]
             for number in (0, best.number)
         }
-        return Confirmation(values[0], values[best.number], tuple(seeds), lower_is_better=fmt.is_loss(self._metric_of()))
+        return Confirmation(
+            values[0], values[best.number], tuple(seeds), lower_is_better=fmt.is_loss(self._metric_of())
+        )
 
     def _metric_of(self) -> str:
         """The metric of the study: that of a value in it, also after a start that trained nothing."""
@@ -401,3 +404,79 @@ def _plain(name: str, value: object) -> Any:
 def run_study(options: TuneOptions, log: Callable[[str], None] = lambda text: None) -> TuneResult:
     """Run or continue a study."""
     return Tuner(options, log).run()
+
+
+def tune(
+    recipe: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    space: Mapping[str, str | Sequence[Any]] | Sequence[str] = (),
+    trials: int = 20,
+    seed: int = 0,
+    search: str = "tpe",
+    rungs: int = 3,
+    reduction: int = 3,
+    parallel: int = 1,
+    confirm: int = 3,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    lr: float | str | None = None,
+    workers: int | None = None,
+    model: str | None = None,
+    init: str | Path | None = None,
+    freeze: bool = False,
+    overrides: Mapping[str, Any] | Sequence[Override] = (),
+    out: str | Path | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
+    log: Callable[[str], None] | None = None,
+) -> TuneResult:
+    """Search fields of a recipe for better values, as `reconv tune` does, and return the trials and the recipe to keep.
+
+    `space` has a range or choices for each field, as in `{"schedule.lr": "1e-3:1e-1:log", "optimizer.name": ["sgd",
+    "lars"]}`; by default rate and weight decay are searched. Trials are runs in processes of their own, in the folder
+    `out`; the same call continues a study that was stopped or killed. `overrides` sets other fields of the recipe,
+    and `log` gets a line for people at every rung. Without a recipe `finetune` derives the settings from the data.
+    """
+    if recipe is None and data is None:
+        raise UsageError("tune needs a recipe or data", hint="reconv.tune('quickstart')")
+    if model is not None and not isinstance(model, str):
+        raise UsageError(
+            "tune takes a network by its name or import path",
+            why="trials are processes of their own",
+            hint="model='NAME'",
+        )
+    shortcuts = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "workers": workers,
+        "model": model,
+        "init": None if init is None else str(init),
+        "freeze": freeze,
+    }
+    more = [(f, v, "overrides") for f, v in overrides.items()] if isinstance(overrides, Mapping) else list(overrides)
+    options = TuneOptions(
+        recipe="finetune" if recipe is None else str(recipe),
+        overrides=[*shortcut_overrides(shortcuts, 1, "keyword"), *more],
+        data=None if data is None else str(data),
+        space=[_space_text(f, v) for f, v in space.items()] if isinstance(space, Mapping) else list(space),
+        trials=trials,
+        seed=seed,
+        search=search,
+        rungs=rungs,
+        reduction=reduction,
+        parallel=parallel,
+        confirm=confirm,
+        out=None if out is None else Path(out),
+        device=device,
+        trust_code=trust_code,
+    )
+    return run_study(options, log or (lambda text: None))
+
+
+def _space_text(field: str, values: str | Sequence[Any]) -> str:
+    """A dimension as --space writes it."""
+    if isinstance(values, str):
+        return f"{field}={values}"
+    return f"{field}={'|'.join(v if isinstance(v, str) else json.dumps(v) for v in values)}"

@@ -101,7 +101,7 @@
     }
   }
 
-  document.querySelectorAll("figure.chart").forEach(attach);
+  document.querySelectorAll("figure.chart:not(.bars)").forEach(attach);
   for (const button of document.querySelectorAll(".copy")) {
     if (!navigator.clipboard) continue;
     button.hidden = false;

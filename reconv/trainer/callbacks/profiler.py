@@ -45,7 +45,9 @@ def check_profile_range(recipe: Recipe, plan: Plan, stop_after: StopAfter) -> No
         raise UsageError(
             f"step {recipe.profile[1]} cannot be profiled",
             where="profile",
-            why=f"{stop_after.option} {stop_after.text} ends at step {last:,}" if is_capped else f"the run has {last:,} steps",
+            why=f"{stop_after.option} {stop_after.text} ends at step {last:,}"
+            if is_capped
+            else f"the run has {last:,} steps",
             hint=f"--profile {max(1, last - 3)},{last}",
         )
 
