@@ -36,7 +36,7 @@ from reconv.report.summary import result_evaluations
 from reconv.storage.files import disk_errors, write_atomic
 from reconv.storage.object_stores.store import is_url
 from reconv.trainer.stop import StopSignal, point_step
-from reconv.tuner.launch import Command, Job, JobEnd, make_launcher, stopping
+from reconv.tuner.launch import Command, Job, JobEnd, Launcher, make_launcher, stopping
 from reconv.tuner.result import Confirmation, TuneResult, describe_values
 from reconv.tuner.space import (
     Dimension,
@@ -92,7 +92,7 @@ class TuneOptions:
 class Tuner:
     """Runs a study; `log` gets a line for people whenever a trial has reached a rung."""
 
-    def __init__(self, options: TuneOptions, log: Callable[[str], None]) -> None:
+    def __init__(self, options: TuneOptions, log: Callable[[str], None], launcher: Launcher | None = None) -> None:
         options.check()
         import_optuna()
         self._options, self._log = options, log
@@ -111,7 +111,7 @@ class Tuner:
             device=options.device,
             trust_code=options.trust_code,
         )
-        self._launcher = make_launcher(self._command, options.target, options.submit)
+        self._launcher = launcher or make_launcher(self._command, options.target, options.submit)
         self._metric = ""
         if not options.space:
             log(f"space: {', '.join(texts)}")
