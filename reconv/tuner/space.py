@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice, product
 from typing import Any, get_args
 
 from reconv.core.errors import RecipeError, UsageError
@@ -34,6 +36,7 @@ _NUMBER = re.compile(
     r"\s*(?P<unit>ep|step|%|min|per\s+(?:[0-9]+(?:\s+images?)?|image))?\s*"
 )
 _DIGITS = 4  # of the values that are tried: recipes are read by people
+_MAX_COMBINATIONS = 64
 _DURATIONS = ("ep", "step", "%", "min")
 # Trials would be judged on other images, or by luck.
 _NOT_SEARCHED = {
@@ -198,7 +201,7 @@ def parse_space(texts: Sequence[str]) -> tuple[Dimension, ...]:
 
 
 def check_space(recipe: str, overrides: Sequence[Override], space: Sequence[Dimension]) -> Resolved:
-    """Load the recipe with every end and choice of the space, or raise the recipe's error; returns it without them."""
+    """Load the recipe with each end and choice of the space, or raise the recipe's error; returns it without them."""
     written = {name: origin for name, _, origin in overrides}
     for dimension in space:
         if dimension.field in written:
@@ -207,9 +210,29 @@ def check_space(recipe: str, overrides: Sequence[Override], space: Sequence[Dime
                 why=f"{written[dimension.field]} sets it, and {ORIGIN} {dimension} searches it",
                 hint="leave one of them out",
             )
-        for value in dimension.ends():
-            load(recipe, [*overrides, (dimension.field, value, f"{ORIGIN} {dimension}")])
+        others = [_overrides_of(other) for other in space if other is not dimension]
+        for override in _overrides_of(dimension):
+            _check_end(recipe, [*overrides, override], others)
     return load(recipe, overrides)
+
+
+def _overrides_of(dimension: Dimension) -> list[Override]:
+    return [(dimension.field, value, f"{ORIGIN} {dimension}") for value in dimension.ends()]
+
+
+def _check_end(recipe: str, overrides: Sequence[Override], others: Sequence[Sequence[Override]]) -> None:
+    """Raise the recipe's error unless it takes a value with its own values of the other fields, or with some of theirs.
+
+    Nesterov's momentum needs momentum: a space of both is searched, and the combination is a trial that fails.
+    """
+    try:
+        load(recipe, overrides)
+    except RecipeError:
+        for combination in islice(product(*others) if others else (), _MAX_COMBINATIONS):
+            with suppress(RecipeError):
+                load(recipe, [*overrides, *combination])
+                return
+        raise
 
 
 def default_params(resolved: Resolved, space: Sequence[Dimension]) -> dict[str, Param]:

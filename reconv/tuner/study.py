@@ -131,9 +131,8 @@ class StudyFile:
                 why="; ".join(lines),
                 hint="give the same command to continue it, or choose another folder with --out DIR",
             )
-        self.settings = Settings(
-            **{name: tuple(value) if name == "space" else value for name, value in stored.items() if name != "format"}
-        )
+        fields: dict[str, Any] = {name: stored[name] for name in wanted if name != "format"}
+        self.settings = Settings(**{**fields, "space": tuple(fields["space"])})
 
     # Trials
 

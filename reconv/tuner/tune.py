@@ -39,7 +39,6 @@ from reconv.trainer.stop import StopSignal, point_step
 from reconv.tuner.launch import Command, Job, JobEnd, Launcher, make_launcher, stopping
 from reconv.tuner.result import Confirmation, TuneResult, describe_values
 from reconv.tuner.space import (
-    Dimension,
     check_space,
     check_trial,
     default_params,
@@ -100,7 +99,7 @@ class Tuner:
         self._space = parse_space(texts)
         data = () if options.data is None else (("data.path", options.data, "--data"),)
         self._resolved = check_space(options.recipe, [*options.overrides, *data], self._space)
-        _check_length(self._resolved, self._space)
+        _check_rungs(self._resolved)
         check_data(self._resolved)
         self.folder = (options.out or Path("runs") / f"{self._resolved.recipe.name}-tune").absolute()
         trial_settings = [(f, v, "tune") for f, v in _TRIAL_SETTINGS if f not in {n for n, *_ in options.overrides}]
@@ -369,14 +368,8 @@ def _epochs(run: Path) -> float:
     return 0.0
 
 
-def _check_length(resolved: Resolved, space: Sequence[Dimension]) -> None:
-    units = {str(resolved.recipe.length.unit), *(d.unit for d in space if d.field == "length")}
-    if "min" in units:
-        raise UsageError(
-            "a run whose length is a time cannot be tuned",
-            why="its rungs would be other steps on every start",
-            hint="give its length in epochs or steps, as in --set length=30ep",
-        )
+def _check_rungs(resolved: Resolved) -> None:
+    """Raise if a run cannot be compared, or continued, at a rung."""
     if resolved.recipe.evaluate.every == "off":
         raise UsageError("a run without evaluations cannot be tuned", hint="set evaluate.every, as in 1ep")
     if resolved.recipe.save.every == "off":
