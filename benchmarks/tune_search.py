@@ -1,10 +1,10 @@
 """Successive halving beside random search, at the same number of epochs; print and store what each finds.
 
-python -m benchmarks.tune_search [RECIPE] [--data DIR] [--epochs 9] [--space A.B=LOW:HIGH ...] [--trials 18] [--random 5]
-    [--seeds 3] [--confirm 3] [--out DIR] [--json FILE]
+python -m benchmarks.tune_search [RECIPE] [--data DIR] [--epochs 9] [--space A.B=LOW:HIGH ...] [--trials 18]
+    [--random 5] [--seeds 3] [--confirm 3] [--out DIR] [--json FILE]
 
-For each seed of the search, the best trial of each is trained with fresh seeds, beside the recipe as it is. A study that
-is in --out is continued, so that the command may be killed and started again.
+For each seed of the search, the best trial of each is trained with fresh seeds, beside the recipe as it is. A study
+that is in --out is continued, so that the command may be killed and started again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Learning rate range test: a run in a temporary folder whose rate rises exponentially until the loss diverges.
 
 The loss is smoothed by an exponential moving average (0.9, bias-corrected). It has diverged where, after its lowest
-point, it is above its start or not finite. The suggestion is the middle of the half decade before the lowest point in
-which it falls fastest per factor of the rate (L. N. Smith, arXiv:1506.01186, for the test; the steepest slope is
-fastai's rule). Nothing is left of the run but the result.
+point, it is a tenth above its start or not finite. The suggestion is the middle of the half decade before the lowest
+point in which it falls fastest per factor of the rate (L. N. Smith, arXiv:1506.01186, for the test; the steepest slope
+is fastai's rule). Nothing is left of the run but the result.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _BELOW, _ABOVE = 1000.0, 100.0  # of the recipe's own rate
 _SMOOTHING = 0.9
 _WINDOW_DECADES = 0.5
 _FEWEST = 5  # steps of a window
+_DIVERGED = 1.1  # times its start
 _FALL = 0.05  # of the loss, at least, for a suggestion
 
 
@@ -152,7 +153,7 @@ def analyze(recipe: str, recipe_lr: float, lrs: Sequence[float], losses: Sequenc
     diverged = None
     if lowest is not None:
         after = range(lowest + 1, len(smoothed))
-        diverged = next((n for n in after if not smoothed[n] <= smoothed[0]), None)  # also NaN
+        diverged = next((n for n in after if not smoothed[n] <= _DIVERGED * smoothed[0]), None)  # also NaN
     found = None if lowest is None else _steepest(lrs, smoothed, lowest)
     return LrRange(
         recipe,

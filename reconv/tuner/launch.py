@@ -127,6 +127,7 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         words = [*self.verb, self.command.recipe, "--out", str(job.run), "--resume", *self.command.words(job)]
         with log.open("ab") as file:
+            log_start = file.tell()  # not after the start: the process writes at the same position
             process = subprocess.Popen(
                 [sys.executable, "-m", "reconv", *words, *self.more],
                 stdin=subprocess.DEVNULL,
@@ -135,7 +136,7 @@ class LocalLauncher:
                 start_new_session=True,  # Ctrl-C is for this process, which asks the others to save
                 preexec_fn=_end_with_parent(),
             )
-            self._running.append(_Process(job, process, log, file.tell(), num_stops, locked_s))
+            self._running.append(_Process(job, process, log, log_start, num_stops, locked_s))
 
     def poll(self) -> dict[Path, JobEnd]:
         """The processes that have ended."""

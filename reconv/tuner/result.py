@@ -128,15 +128,17 @@ class TuneResult:
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """The table of trials, the best first: names of columns and cells."""
         fields = [d.field for d in self.space]
-        head = ["trial", "state", fmt.metric_name(self.metric), "rung", "epochs", *fields]
+        has_failures = any(trial.failure for trial in self.trials)
+        note = ["failure"] if has_failures else []
+        head = ["trial", "state", fmt.metric_name(self.metric), "rung", "epochs", *fields, *note]
         order = sorted(self.trials, key=lambda t: (-t.last_rung, -(t.score or 0.0) if t.scores else 0.0, t.number))
         rows = []
         for trial in order:
             values = [value_text(trial.values[name]) if name in trial.values else "as it is" for name in fields]
             rung = f"{trial.last_rung + 1} of {self.settings.rungs}"
-            state = f"failed: {trial.failure}" if trial.failure else trial.state
-            cells = [str(trial.number), state, self.text_of(self.value_of(trial)), rung]
-            rows.append([*cells, f"{self.costs[trial.number]:g}", *values])
+            note = [trial.failure] if has_failures else []
+            cells = [str(trial.number), trial.state, self.text_of(self.value_of(trial)), rung]
+            rows.append([*cells, f"{self.costs[trial.number]:g}", *values, *note])
         return head, rows
 
     def to_dict(self) -> dict[str, Any]:

@@ -186,12 +186,12 @@ class StudyFile:
         """The trials among these that go on after a rung; the others end there.
 
         A trial goes on if it is among the best 1/reduction of all trials that have reached the rung, in whatever
-        round. Trial 0, which all are compared with, always does.
+        round. Trial 0, which all are compared with, always does, and takes no other's place.
         """
         from optuna.trial import TrialState
 
         trials = self.trials()
-        reached = sorted((t for t in trials if rung in t.scores), key=lambda t: (-t.scores[rung], t.number))
+        reached = sorted((t for t in trials[1:] if rung in t.scores), key=lambda t: (-t.scores[rung], t.number))
         kept = {t.number for t in reached[: max(1, len(reached) // self.settings.reduction)]} | {0}
         for trial in trials:
             if trial.number in numbers and trial.state == "running" and trial.number not in kept:

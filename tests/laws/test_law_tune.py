@@ -27,7 +27,11 @@ def test_rungs_that_are_continued_have_the_bits_of_uninterrupted_training(tmp_pa
     steps = []
     for point in ("10%", "50%", "51%", None):
         rung = reconv.train(
-            "quickstart", out=tmp_path / "rungs", overrides=OVERRIDES, resume=(tmp_path / "rungs").exists(), stop_at=point
+            "quickstart",
+            out=tmp_path / "rungs",
+            overrides=OVERRIDES,
+            resume=(tmp_path / "rungs").exists(),
+            stop_at=point,
         )
         steps.append(rung.summary["steps"])
     total = whole.summary["total_steps"]

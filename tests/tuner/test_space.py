@@ -97,7 +97,12 @@ def test_values_are_rounded_within_the_range_and_read_back_equal() -> None:
 
 def test_trial_0_has_the_parameters_of_the_recipe_that_are_in_the_space() -> None:
     space = parse_space(
-        ["schedule.lr=0.01:1:log", "optimizer.momentum=0.1:0.5", "schedule.warmup=0ep:3ep", "optimizer.nesterov=true|false"]
+        [
+            "schedule.lr=0.01:1:log",
+            "optimizer.momentum=0.1:0.5",
+            "schedule.warmup=0ep:3ep",
+            "optimizer.nesterov=true|false",
+        ]
     )
     params = default_params(load("quickstart"), space)
     assert params == {"schedule.lr": 0.1, "schedule.warmup": 1, "optimizer.nesterov": "true"}
@@ -118,7 +123,9 @@ def test_default_spaces_are_around_the_recipe_or_those_of_fine_tuning() -> None:
 
 
 def test_a_position_on_an_axis_follows_the_scale() -> None:
-    log, linear, choice = parse_space(["schedule.lr=0.01:1:log", "loss.label_smoothing=0:0.2", "optimizer.name=sgd|lars"])
+    log, linear, choice = parse_space(
+        ["schedule.lr=0.01:1:log", "loss.label_smoothing=0:0.2", "optimizer.name=sgd|lars"]
+    )
     assert log.position(0.1) == pytest.approx(0.5)
     assert linear.position(0.05) == pytest.approx(0.25)
     assert [choice.position(name) for name in ("sgd", "lars")] == [0.0, 1.0]

@@ -64,7 +64,7 @@ def test_a_halving_counts_all_trials_that_have_reached_the_rung(tmp_path: Path) 
     trials = advance(tmp_path, 27, replace(SETTINGS, search="random"))
     for rung in (0, 1):
         for first in (0, 9, 18):
-            seen = [t for t in trials[: first + 9] if rung in t.scores]
+            seen = [t for t in trials[1 : first + 9] if rung in t.scores]
             best = sorted(seen, key=lambda t: (-t.scores[rung], t.number))[: max(1, len(seen) // 3)]
             kept = {t.number for t in best} | {0}
             round_of = [t for t in trials[first : first + 9] if rung in t.scores]

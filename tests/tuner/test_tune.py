@@ -200,7 +200,7 @@ def test_another_recipe_other_options_and_a_study_in_use_are_refused(study: Tune
         {"overrides": (*SMALL, ("batch.size", 32, "--batch-size"))},
         {"space": SPACE[:1]},
     ):
-        with pytest.raises((UsageError, DataError), match="another study|needs a dataset"):
+        with pytest.raises((UsageError, DataError), match=r"another study|needs a dataset"):
             run_here(options(study.folder, **change))
     with locked_folder(study.folder), pytest.raises(RunLockedError, match="the study is in use"):
         run_here(options(study.folder))
