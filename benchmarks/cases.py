@@ -192,6 +192,28 @@ def server_rows(content: Any) -> Iterator[Row]:
         yield row if server["server"] == "LitServe" else replace(row, baseline=fastest.get(server["precision"]))
 
 
+def search_rows(content: Any) -> Iterator[Row]:
+    """What searches find, with fresh seeds, beside random search, from the JSON of `benchmarks.tune_search`."""
+    found = {search: [study for study in content if study["search"] == search] for search in ("tpe", "random")}
+    random = statistics.median(100 * study["best"] for study in found["random"])
+    default = statistics.median(100 * study["default"] for study in content if study["default"] is not None)
+    for search, studies in found.items():
+        first = studies[0]
+        name = {"tpe": "reconv tune", "random": "random search"}[search]
+        seconds, epochs = ([study[key] for study in studies] for key in ("wall_s", "epochs"))
+        more = {
+            "trials": f"{first['num_trials']}",
+            "epochs": f"{min(epochs):.0f} to {max(epochs):.0f}",
+            "better than the default": f"{sum(study['is_better'] for study in studies)} of {len(studies)}",
+            "default": f"{default:.2f}",
+            "time": f"{min(seconds):.0f} to {max(seconds):.0f} s",
+        }
+        row = spread(
+            f"{first['recipe']}, {first['epochs_each']:g} epochs: {name}", [100 * s["best"] for s in studies], "%", more
+        )
+        yield replace(row, baseline=random if search == "tpe" else None, baseline_name="random search")
+
+
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
     """The median with the lowest and highest of n measurements."""
     return Row(
@@ -364,6 +386,17 @@ CASES = {
             sources=("reconv/recipes/reconv", "reconv/models", "reconv/optim"),
             rows=accuracy_rows,
             value="metric",
+            label=("on", "2 CPU cores"),
+        ),
+        Case(
+            name="search-cpu",
+            title="Successive halving beside random search on two CPU cores",
+            command="python -m benchmarks.tune_search quickstart --epochs 9 --trials 18 --random 5 --seeds 3 --json {json}",
+            hardware="cpu",
+            sources=("reconv/tuner", "benchmarks/tune_search.py"),
+            rows=search_rows,
+            value="top-1, %",
+            baseline="random",
             label=("on", "2 CPU cores"),
         ),
         Case(

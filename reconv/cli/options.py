@@ -137,6 +137,9 @@ _HINTS = {
     "evaluate": "`reconv eval RUN` evaluates",
     "classify": "`reconv predict RUN IMAGE` predicts",
     "detect": "`reconv predict RUN IMAGE` predicts",
+    "sweep": "`reconv tune RECIPE` searches recipe fields",
+    "search": "`reconv tune RECIPE` searches recipe fields",
+    "lr-find": "`reconv tune RECIPE --lr-range` finds a learning rate",
     "review": "`reconv data review RUN` finds wrong labels",
 }
 

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-STUDY = """quickstart --set data.subset_percent=20 --epochs 4 --set data.num_workers=0 --trials 4 --rungs 2 --confirm 2
---space schedule.lr=0.01:1:log --space optimizer.momentum=0.5|0.9 --parallel 2""".split()
+STUDY = [
+    *("quickstart", "--set", "data.subset_percent=20", "--set", "data.num_workers=0", "--epochs", "4"),
+    *("--trials", "4", "--rungs", "2", "--confirm", "2", "--parallel", "2"),
+    *("--space", "schedule.lr=0.01:1:log", "--space", "optimizer.momentum=0.5|0.9"),
+]
 KILLS = 6
 
 
