@@ -391,7 +391,7 @@ CASES = {
         Case(
             name="search-cpu",
             title="Successive halving beside random search on two CPU cores",
-            command="python -m benchmarks.tune_search quickstart --epochs 9 --trials 18 --random 5 --seeds 3 --json {json}",
+            command="python -m benchmarks.tune_search quickstart --trials 18 --random 5 --seeds 3 --json {json}",
             hardware="cpu",
             sources=("reconv/tuner", "benchmarks/tune_search.py"),
             rows=search_rows,

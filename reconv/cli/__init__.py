@@ -29,12 +29,11 @@ from reconv.cli.commands.migrate import migrate
 from reconv.cli.commands.plan import plan
 from reconv.cli.commands.predict import predict
 from reconv.cli.commands.recipes import recipes
-from reconv.cli.commands.rendezvous import rendezvous
 from reconv.cli.commands.report import report
 from reconv.cli.commands.resume import resume
 from reconv.cli.commands.serve import serve
 from reconv.cli.commands.status import status
-from reconv.cli.commands.submit import submit
+from reconv.cli.commands.submit import rendezvous, submit
 from reconv.cli.commands.train import train
 from reconv.cli.commands.tune import tune
 from reconv.cli.options import CommandGroup

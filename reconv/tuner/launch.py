@@ -37,7 +37,7 @@ _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrialJob:
     """A run to start or to continue, and where it ends."""
 
     run: Path
@@ -47,16 +47,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job has ended: exit code 0, or the reason."""
+    """End of a job: exit code 0, or the reason."""
 
     code: int
     reason: str = ""
 
 
-class Launcher(Protocol):
+class TrialLauncher(Protocol):
     """Starts jobs and says which have ended."""
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TrialJob) -> None:
         """Start a job, or find that it is already running."""
         ...
 
@@ -81,7 +81,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class TrialCommand:
     """The part of the command that all jobs of a study have."""
 
     recipe: str
@@ -90,7 +90,7 @@ class Command:
     device: str = "auto"
     trust_code: bool = False
 
-    def words(self, job: Job) -> list[str]:
+    def words(self, job: TrialJob) -> list[str]:
         """The words after the recipe and the run directory."""
         words = setting_words([*self.overrides, *((name, value, "") for name, value in job.values.items())])
         words += ["--data", self.data] if self.data is not None else []
@@ -101,7 +101,7 @@ class Command:
 
 @dataclass(slots=True)
 class _Process:
-    job: Job
+    job: TrialJob
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int  # bytes of earlier starts
@@ -113,16 +113,16 @@ class _Process:
 class LocalLauncher:
     """Processes of this machine; `verb` is the command of each, `more` its further words."""
 
-    command: Command
+    command: TrialCommand
     verb: Sequence[str] = ("train",)
     more: Sequence[str] = ("--quiet",)
     _running: list[_Process] = field(default_factory=list)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TrialJob) -> None:
         """Start the process of a job."""
         self._start(job)
 
-    def _start(self, job: Job, num_stops: int = 0, locked_s: float | None = None) -> None:
+    def _start(self, job: TrialJob, num_stops: int = 0, locked_s: float | None = None) -> None:
         log = job.run / "logs" / LOG
         log.parent.mkdir(parents=True, exist_ok=True)
         words = [*self.verb, self.command.recipe, "--out", str(job.run), "--resume", *self.command.words(job)]
@@ -192,12 +192,12 @@ def _end_with_parent() -> Any:
 class SlurmLauncher:
     """Jobs of Slurm, each with the batch script that `reconv submit --to slurm` writes."""
 
-    command: Command
+    command: TrialCommand
     options: Mapping[str, Any]  # of `reconv submit`, by their names
     poll_s: float = _SLURM_POLL_S
-    _running: dict[Path, Job] = field(default_factory=dict)
+    _running: dict[Path, TrialJob] = field(default_factory=dict)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TrialJob) -> None:
         """Submit a job, unless the queue still has it from before this study was started again."""
         self._running[job.run] = job
         submitted = read_job(job.run)
@@ -250,7 +250,7 @@ def _never(*arguments: Any) -> None:
     raise UsageError("Slurm trains on its nodes, not here")
 
 
-def make_launcher(command: Command, target: str | None, options: Mapping[str, Any]) -> Launcher:
+def make_launcher(command: TrialCommand, target: str | None, options: Mapping[str, Any]) -> TrialLauncher:
     """The launcher of --to; `options` are those of `reconv submit`."""
     if target is None:
         return LocalLauncher(command)
@@ -271,7 +271,7 @@ def make_launcher(command: Command, target: str | None, options: Mapping[str, An
 
 
 @contextmanager
-def stopping(launcher: Launcher) -> Iterator[None]:
+def stopping(launcher: TrialLauncher) -> Iterator[None]:
     """Let no job go on unnoticed when the block ends by an exception."""
     try:
         yield

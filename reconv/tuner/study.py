@@ -47,7 +47,7 @@ def import_optuna() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What determines the trials of a study; the same command must find the same ones."""
+    """Settings that determine the trials of a study; the same command must find the same ones."""
 
     recipe: str  # as given; the digest is that of the loaded recipe
     recipe_digest: str
@@ -211,7 +211,7 @@ class StudyFile:
         return int(self._study.get_trials(deepcopy=False)[number]._trial_id)
 
     def importance(self) -> dict[str, float]:
-        """How much each field decides about the score at the first rung, which most trials have reached; sums to 1.
+        """Share of each field in the score at the first rung, which most trials have reached.
 
         By PED-ANOVA: how far the values of the better half differ from those of all. Empty for fewer than 4 trials.
         """

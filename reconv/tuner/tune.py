@@ -36,7 +36,7 @@ from reconv.report.summary import result_evaluations
 from reconv.storage.files import disk_errors, write_atomic
 from reconv.storage.object_stores.store import is_url
 from reconv.trainer.stop import StopSignal, point_step
-from reconv.tuner.launch import Command, Job, JobEnd, Launcher, make_launcher, stopping
+from reconv.tuner.launch import JobEnd, TrialCommand, TrialJob, TrialLauncher, make_launcher, stopping
 from reconv.tuner.result import Confirmation, TuneResult, describe_values
 from reconv.tuner.space import (
     check_space,
@@ -91,7 +91,7 @@ class TuneOptions:
 class Tuner:
     """Runs a study; `log` gets a line for people whenever a trial has reached a rung."""
 
-    def __init__(self, options: TuneOptions, log: Callable[[str], None], launcher: Launcher | None = None) -> None:
+    def __init__(self, options: TuneOptions, log: Callable[[str], None], launcher: TrialLauncher | None = None) -> None:
         options.check()
         import_optuna()
         self._options, self._log = options, log
@@ -103,7 +103,7 @@ class Tuner:
         check_data(self._resolved)
         self.folder = (options.out or Path("runs") / f"{self._resolved.recipe.name}-tune").absolute()
         trial_settings = [(f, v, "tune") for f, v in _TRIAL_SETTINGS if f not in {n for n, *_ in options.overrides}]
-        self._command = Command(
+        self._command = TrialCommand(
             recipe=_recipe_word(options.recipe),
             overrides=[*options.overrides, *trial_settings],
             data=_data_word(options.data),
@@ -168,16 +168,16 @@ class Tuner:
 
     def _train_rung(self, numbers: range, rung: int, point: str | None) -> None:
         """Train the trials that have not reached a rung to it, and record their values."""
-        jobs: dict[Path, tuple[int, Job]] = {}
+        jobs: dict[Path, tuple[int, TrialJob]] = {}
         for trial in self._running(numbers.start, numbers.stop):
             if trial.failure or (problem := self._problem(trial)):
                 self._fail(trial.number, trial.failure or problem)
             elif rung not in trial.scores:
-                job = Job(self.run_of(trial.number), trial.values, point)
+                job = TrialJob(self.run_of(trial.number), trial.values, point)
                 if not self._record(trial.number, rung, job):
                     jobs[job.run] = (trial.number, job)
 
-        def on_end(job: Job, end: JobEnd) -> None:
+        def on_end(job: TrialJob, end: JobEnd) -> None:
             number = jobs[job.run][0]
             if end.code != 0:
                 self._fail(number, end.reason)
@@ -192,7 +192,7 @@ class Tuner:
             return ""
         return check_trial(self._options.recipe, self._options.overrides, trial.values)
 
-    def _record(self, number: int, rung: int, job: Job) -> bool:
+    def _record(self, number: int, rung: int, job: TrialJob) -> bool:
         """Record the value of a run at a rung, if it has been there."""
         found = value_at(job.run, job.stop_at)
         if found is None:
@@ -226,9 +226,9 @@ class Tuner:
             hint=f"train the recipe as it is first, then delete {self.folder} or choose another --out",
         )
 
-    def _train(self, jobs: Sequence[Job], on_end: Callable[[Job, JobEnd], None]) -> None:
+    def _train(self, jobs: Sequence[TrialJob], on_end: Callable[[TrialJob, JobEnd], None]) -> None:
         """Train jobs, several at once."""
-        waiting, running = deque(jobs), dict[Path, Job]()
+        waiting, running = deque(jobs), dict[Path, TrialJob]()
         while waiting or running:
             if self._stop.requested:
                 raise PreemptedError(
@@ -263,7 +263,7 @@ class Tuner:
         first = self._resolved.recipe.seed + 1
         seeds = range(first, first + self._options.confirm)
         jobs = {
-            (trial.number, seed): Job(
+            (trial.number, seed): TrialJob(
                 self.folder / CONFIRM / f"trial-{trial.number}-seed-{seed}", {**trial.values, "seed": seed}, None
             )
             for seed in seeds
@@ -271,7 +271,7 @@ class Tuner:
         }
         self._log(f"training trial {best.number} and the recipe as it is with {len(seeds)} fresh seeds")
 
-        def on_end(job: Job, end: JobEnd) -> None:
+        def on_end(job: TrialJob, end: JobEnd) -> None:
             if end.code != 0:
                 self._log(f"{job.run.name} failed: {end.reason}")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import reconv
 from reconv.core.errors import ReconvError
 from reconv.recipe.loader import Override
-from reconv.tuner.launch import Job, JobEnd
+from reconv.tuner.launch import JobEnd, TrialJob
 from reconv.tuner.result import TuneResult
 from reconv.tuner.tune import TuneOptions, Tuner
 
@@ -23,18 +23,18 @@ SPACE = ("schedule.lr=0.01:1:log", "optimizer.momentum=0.5|0.9")
 class TrialsHere:
     """Trains a job as soon as it is started; `jobs` are those that were."""
 
-    def __init__(self, overrides: Sequence[Override] = SMALL, before: Callable[[Job], None] = lambda job: None) -> None:
-        self.jobs: list[Job] = []
+    def __init__(self, before: Callable[[TrialJob], None] = lambda job: None) -> None:
+        self.jobs: list[TrialJob] = []
         self.stopped = 0
-        self._overrides, self._before = overrides, before
+        self._before = before
         self._ended: dict[Path, JobEnd] = {}
 
-    def start(self, job: Job) -> None:
+    def start(self, job: TrialJob) -> None:
         self.jobs.append(job)
         try:
             self._before(job)
             values = [(name, value, "--set") for name, value in job.values.items()]
-            overrides = [*self._overrides, *values, ("save.keep_last", 1, "tune"), ("save.keep_best", False, "tune")]
+            overrides = [*SMALL, *values, ("save.keep_last", 1, "tune"), ("save.keep_best", False, "tune")]
             reconv.train("quickstart", out=job.run, overrides=overrides, resume=True, stop_at=job.stop_at)
             self._ended[job.run] = JobEnd(0)
         except ReconvError as error:

@@ -16,7 +16,16 @@ from fake_slurm import FakeSlurm
 
 from reconv.core.errors import PreemptedError
 from reconv.recipe.units import BatchPerDevice
-from reconv.tuner.launch import Command, Job, JobEnd, Launcher, LocalLauncher, SlurmLauncher, make_launcher, stopping
+from reconv.tuner.launch import (
+    JobEnd,
+    LocalLauncher,
+    SlurmLauncher,
+    TrialCommand,
+    TrialJob,
+    TrialLauncher,
+    make_launcher,
+    stopping,
+)
 
 # Python, for a test that starts processes: it notes its words, and ends as its first run or its later ones should.
 PYTHON = """#!/bin/bash
@@ -55,16 +64,16 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def command() -> Command:
+def command() -> TrialCommand:
     overrides = [("length", "4ep", "--epochs"), ("batch.size", BatchPerDevice(8, 2), "--set"), ("metrics", [], "--set")]
-    return Command(recipe="quickstart", overrides=overrides, data="/photos", device="cpu")
+    return TrialCommand(recipe="quickstart", overrides=overrides, data="/photos", device="cpu")
 
 
-def job(tmp_path: Path, stop_at: str | None = "33.333333%") -> Job:
-    return Job(tmp_path / "runs" / "3", {"schedule.lr": 0.05, "optimizer.nesterov": "true", "seed": 7}, stop_at)
+def job(tmp_path: Path, stop_at: str | None = "33.333333%") -> TrialJob:
+    return TrialJob(tmp_path / "runs" / "3", {"schedule.lr": 0.05, "optimizer.nesterov": "true", "seed": 7}, stop_at)
 
 
-def ended(launcher: Launcher, run: Path) -> JobEnd:
+def ended(launcher: TrialLauncher, run: Path) -> JobEnd:
     limit_s = time.monotonic() + 60
     while time.monotonic() < limit_s:
         found = launcher.poll()
@@ -144,8 +153,8 @@ def test_jobs_save_and_end_when_the_study_is_killed(python: Path, tmp_path: Path
     program = (
         "import sys, time, pathlib; sys.executable = sys.argv[1]\n"
         "from reconv.tuner.launch import *\n"
-        "launcher = LocalLauncher(Command(recipe='quickstart', overrides=()))\n"
-        "launcher.start(Job(pathlib.Path(sys.argv[2]), {}, None))\n"
+        "launcher = LocalLauncher(TrialCommand(recipe='quickstart', overrides=()))\n"
+        "launcher.start(TrialJob(pathlib.Path(sys.argv[2]), {}, None))\n"
         "while True: launcher.poll()\n"
     )
     real = sys.orig_argv[0]
@@ -197,11 +206,11 @@ def test_a_trial_is_a_job_of_slurm_whose_start_and_restarts_stop_at_the_rung(
         monkeypatch.setenv(name, value)
     (tmp_path / "photos").mkdir()
     run = tmp_path / "runs" / "3"
-    shared = Command(
+    shared = TrialCommand(
         recipe="quickstart", overrides=[("length", "4ep", "--epochs")], data=str(tmp_path / "photos"), device="cpu"
     )
     launcher = SlurmLauncher(shared, SUBMIT_OPTIONS, poll_s=0.0)
-    launcher.start(Job(run, {"schedule.lr": 0.05}, "50%"))
+    launcher.start(TrialJob(run, {"schedule.lr": 0.05}, "50%"))
     (slurm.folder / "queue").write_text("4711|RUNNING|None|n1\n")
     assert launcher.poll() == {}
     assert slurm.run(run / "slurm.sh", 0).returncode == 0
@@ -228,17 +237,17 @@ def test_a_trial_is_a_job_of_slurm_whose_start_and_restarts_stop_at_the_rung(
 
     (slurm.folder / "sbatch-words").unlink()
     again = SlurmLauncher(shared, SUBMIT_OPTIONS, poll_s=0.0)  # the study was killed; the job goes on
-    again.start(Job(run, {"schedule.lr": 0.05}, "50%"))
+    again.start(TrialJob(run, {"schedule.lr": 0.05}, "50%"))
     assert not (slurm.folder / "sbatch-words").exists()
     assert again.poll() == {}
     assert again.stop() == "jobs 4711 go on in Slurm; to end them, too: scancel 4711"
 
     half = {"steps": 8, "total_steps": 16}
-    again.start(Job(run, {"schedule.lr": 0.05}, "50%"))
+    again.start(TrialJob(run, {"schedule.lr": 0.05}, "50%"))
     (slurm.folder / "queue").write_text("")
     (run / "summary.json").write_text(json.dumps({**half, "exit_code": 0}))
     assert again.poll() == {run: JobEnd(0)}
     (run / "summary.json").write_text(json.dumps({**half, "exit_code": 5, "reason": "the loss is not finite"}))
-    again.start(Job(run, {"schedule.lr": 0.05}, "100%"))  # the next rung
+    again.start(TrialJob(run, {"schedule.lr": 0.05}, "100%"))  # the next rung
     assert (slurm.folder / "sbatch-words").exists()
     assert again.poll() == {run: JobEnd(5, "exit code 5: the loss is not finite")}

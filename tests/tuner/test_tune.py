@@ -23,7 +23,7 @@ from reconv.core.errors import (
 from reconv.logging.run_dir import RunDir, read_summary
 from reconv.recipe.fields import flatten
 from reconv.recipe.loader import load
-from reconv.tuner.launch import Job
+from reconv.tuner.launch import TrialCommand, TrialJob, make_launcher
 from reconv.tuner.result import Confirmation, TuneResult
 from reconv.tuner.study import JOURNAL, locked_folder
 
@@ -61,7 +61,7 @@ def test_a_study_that_is_stopped_again_and_again_ends_with_the_same_trials_value
 ) -> None:
     out, num_starts = tmp_path / "study", 0
 
-    def stop(job: Job) -> None:
+    def stop(job: TrialJob) -> None:
         os.kill(os.getpid(), signal.SIGINT if num_starts % 2 else signal.SIGTERM)
 
     while True:
@@ -136,7 +136,7 @@ def test_the_default_stands_unless_the_best_is_better_by_two_standard_errors(
 
 
 def test_a_trial_that_fails_is_recorded_with_its_reason_and_the_study_goes_on(tmp_path: Path) -> None:
-    def fail(job: Job) -> None:
+    def fail(job: TrialJob) -> None:
         if job.run.name == "1":
             raise DivergedError("step 7: the loss is not finite")
         if job.run.name == "2" and job.stop_at is None:
@@ -166,7 +166,7 @@ def test_a_combination_that_the_recipe_refuses_is_a_failed_trial_that_is_never_s
 
 
 def test_a_study_of_which_every_trial_fails_ends_with_the_first_reason(tmp_path: Path) -> None:
-    def fail(job: Job) -> None:
+    def fail(job: TrialJob) -> None:
         raise DataError("no images")
 
     with pytest.raises(ResourceError, match="all of 3 trials have failed") as caught:
@@ -187,10 +187,7 @@ def test_mistakes_are_found_before_any_trial_and_leave_no_folder(tmp_path: Path)
     with pytest.raises(UsageError, match="one seed says nothing"):
         run_here(options(out, confirm=1))
     with pytest.raises(UsageError, match="cannot be combined with tune"):
-        options(out)
-        from reconv.tuner.launch import Command, make_launcher
-
-        make_launcher(Command(recipe="quickstart", overrides=()), "kubernetes", {})
+        make_launcher(TrialCommand(recipe="quickstart", overrides=()), "kubernetes", {})
     assert not out.exists()
 
 
