@@ -193,10 +193,13 @@ def server_rows(content: Any) -> Iterator[Row]:
 
 
 def search_rows(content: Any) -> Iterator[Row]:
-    """What searches find, with fresh seeds, beside random search, from the JSON of `benchmarks.tune_search`."""
+    """Results of searches with fresh seeds, from the JSON of `benchmarks.training.tune_search`."""
     found = {search: [study for study in content if study["search"] == search] for search in ("tpe", "random")}
-    random = statistics.median(100 * study["best"] for study in found["random"])
-    default = statistics.median(100 * study["default"] for study in content if study["default"] is not None)
+    default = statistics.fmean(100 * study["default"] for study in content if study["default"] is not None)
+    best = {
+        search: [default if study["best"] is None else 100 * study["best"] for study in studies]  # None: the default
+        for search, studies in found.items()
+    }
     for search, studies in found.items():
         first = studies[0]
         name = {"tpe": "reconv tune", "random": "random search"}[search]
@@ -208,10 +211,10 @@ def search_rows(content: Any) -> Iterator[Row]:
             "default": f"{default:.2f}",
             "time": f"{min(seconds):.0f} to {max(seconds):.0f} s",
         }
-        row = spread(
-            f"{first['recipe']}, {first['epochs_each']:g} epochs: {name}", [100 * s["best"] for s in studies], "%", more
+        row = spread(f"{first['recipe']}, {first['epochs_each']:g} epochs: {name}", best[search], "%", more)
+        yield replace(
+            row, baseline=statistics.median(best["random"]) if search == "tpe" else None, baseline_name="random search"
         )
-        yield replace(row, baseline=random if search == "tpe" else None, baseline_name="random search")
 
 
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
@@ -391,9 +394,9 @@ CASES = {
         Case(
             name="search-cpu",
             title="Successive halving beside random search on two CPU cores",
-            command="python -m benchmarks.tune_search quickstart --trials 18 --random 5 --seeds 3 --json {json}",
+            command="python -m benchmarks.training.tune_search quickstart --seeds 3 --json {json}",
             hardware="cpu",
-            sources=("reconv/tuner", "benchmarks/tune_search.py"),
+            sources=("reconv/tuner", "benchmarks/training/tune_search.py"),
             rows=search_rows,
             value="top-1, %",
             baseline="random",

@@ -3,7 +3,8 @@
 What the study does next is a function of the file and the seed alone, never of timing or of the process: trials are
 proposed in rounds, each from the trials of earlier rounds and a seed of its own number, and written as one line each;
 the halving at a rung counts every trial that has reached it. A killed process leaves at most an incomplete last line,
-which the next start removes. One process at a time writes the file: it holds the lock of the folder.
+which the next start removes (tests/tuner/test_study.py cuts the file at many bytes). One process at a time writes the
+file: it holds the lock of the folder.
 """
 
 from __future__ import annotations

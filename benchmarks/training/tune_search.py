@@ -1,6 +1,6 @@
 """Successive halving beside random search, at the same number of epochs; print and store what each finds.
 
-python -m benchmarks.tune_search [RECIPE] [--data DIR] [--epochs 9] [--space A.B=LOW:HIGH ...] [--trials 18]
+python -m benchmarks.training.tune_search [RECIPE] [--data DIR] [--epochs 9] [--space A.B=LOW:HIGH ...] [--trials 18]
     [--random 5] [--seeds 3] [--confirm 3] [--out DIR] [--json FILE]
 
 For each seed of the search, the best trial of each is trained with fresh seeds, beside the recipe as it is. A study
