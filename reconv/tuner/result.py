@@ -32,8 +32,8 @@ class Confirmation:
 
     @property
     def is_complete(self) -> bool:
-        """True if both have a spread; runs may have failed."""
-        return min(len(self.default), len(self.best)) > 1
+        """True if both have a spread, and no run of the best trial has failed."""
+        return len(self.default) > 1 and len(self.best) == len(self.seeds)
 
     @property
     def gain(self) -> float:
@@ -104,7 +104,8 @@ class TuneResult:
         if confirmed is None:
             return f"{found}: {name} {self.text_of(self.value_of(best))}; not compared with fresh seeds"
         if not confirmed.is_complete:
-            return f"the default stands: runs of {found} with fresh seeds have failed"
+            failed = f"{len(confirmed.seeds) - len(confirmed.best)} of {len(confirmed.seeds)}"
+            return f"the default stands: {failed} runs of {found} with fresh seeds have failed"
         gain, error = self._difference(confirmed.gain), self._difference(confirmed.standard_error)
         compared = f"{name} {self._mean(confirmed.best)} against {self._mean(confirmed.default)}"
         difference = f"{gain}, standard error {error}, over {len(confirmed.best)} fresh seeds"

@@ -48,8 +48,7 @@ from reconv.tuner.space import (
 from reconv.tuner.study import SEARCHES, Settings, StudyFile, TrialRecord, import_optuna, locked_folder
 
 BEST, RESULT, REPORT, CONFIRM = "best.yaml", "study.json", "report.html", "confirm"
-# A trial needs its last checkpoint alone, and the others are decided on by its values.
-_TRIAL_SETTINGS = (("engine.divergence.policy", "stop"), ("save.keep_last", 1), ("save.keep_best", False))
+_TRIAL_SETTINGS = (("save.keep_last", 1), ("save.keep_best", False))  # a trial is continued from its last checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

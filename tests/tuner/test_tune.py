@@ -123,7 +123,8 @@ def test_fresh_seeds_compare_the_best_trial_with_the_recipe_as_it_is(study: Tune
         ((0.90, 0.91, 0.92), (0.91, 0.92, 0.93), False),  # 1 point, standard error 0.8
         ((0.90, 0.90, 0.90), (0.90, 0.90, 0.90), False),
         ((0.90, 0.91, 0.92), (0.85, 0.86, 0.87), False),
-        ((0.90, 0.91, 0.92), (0.99,), False),  # the others have failed
+        ((0.90, 0.91, 0.92), (0.99, 0.99), False),  # the third has failed
+        ((0.90, 0.91), (0.95, 0.96, 0.97), True),  # one of the default has
     ],
 )
 def test_the_default_stands_unless_the_best_is_better_by_two_standard_errors(
