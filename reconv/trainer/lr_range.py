@@ -18,7 +18,8 @@ from reconv.core.errors import DivergedError
 from reconv.core.message import message
 from reconv.logging import formatting as fmt
 from reconv.logging.events import Event, TrainProgress
-from reconv.recipe.plan import Every, SchedulePlan
+from reconv.recipe.parts.schedule import SchedulePlan
+from reconv.recipe.plan import Every
 from reconv.storage.temporary_folder import temporary_folder
 from reconv.trainer.dry_run import SHORT_RUN
 from reconv.trainer.options import RunOptions

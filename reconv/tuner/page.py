@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from reconv.core.text import count
 from reconv.logging import formatting as fmt
-from reconv.recipe.plan_text import count
 from reconv.report import page
 from reconv.report.bars import StackedBar, draw_stacked_bars
 from reconv.report.charts import Chart, Series, draw

@@ -22,11 +22,11 @@ from itertools import islice, product
 from typing import Any, get_args
 
 from reconv.core.errors import RecipeError, UsageError
-from reconv.recipe.fields import flatten, schema_fields
 from reconv.recipe.load import document
 from reconv.recipe.load.identity import may_change
 from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import Override, load
+from reconv.recipe.schema import flatten, schema_fields
 from reconv.recipe.units import Duration, parse_rate
 
 ORIGIN = "--space"

@@ -20,15 +20,15 @@ from typing import Any
 
 from reconv.cluster.submit.preflight import check_data
 from reconv.core.errors import PreemptedError, ReconvError, ResourceError, UsageError
+from reconv.core.text import count
 from reconv.logging import formatting as fmt
 from reconv.logging.run_dir import RunDir, read_summary
-from reconv.recipe.fields import takes_only_text
 from reconv.recipe.load import document
 from reconv.recipe.load.identity import recipe_digest
 from reconv.recipe.load.resolved import Resolved
 from reconv.recipe.loader import Override, dump
-from reconv.recipe.plan_text import count
 from reconv.recipe.presets import preset_names
+from reconv.recipe.schema import takes_only_text
 from reconv.recipe.shortcuts import shortcut_overrides
 from reconv.recipe.units import BatchPerDevice
 from reconv.report.run_record import load_run_record

@@ -21,8 +21,8 @@ from reconv.core.errors import (
     UsageError,
 )
 from reconv.logging.run_dir import RunDir, read_summary
-from reconv.recipe.fields import flatten
 from reconv.recipe.loader import load
+from reconv.recipe.schema import flatten
 from reconv.tuner.launch import TrialCommand, TrialJob, make_launcher
 from reconv.tuner.result import Confirmation, TuneResult
 from reconv.tuner.study import JOURNAL, locked_folder
