@@ -212,9 +212,7 @@ def search_rows(content: Any) -> Iterator[Row]:
             "time": f"{min(seconds):.0f} to {max(seconds):.0f} s",
         }
         row = spread(f"{first['recipe']}, {first['epochs_each']:g} epochs: {name}", best[search], "%", more)
-        yield replace(
-            row, baseline=statistics.median(best["random"]) if search == "tpe" else None, baseline_name="random search"
-        )
+        yield replace(row, baseline=statistics.median(best["random"]) if search == "tpe" else None)
 
 
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
@@ -398,7 +396,7 @@ CASES = {
             hardware="cpu",
             sources=("reconv/tuner", "benchmarks/training/tune_search.py"),
             rows=search_rows,
-            value="top-1, %",
+            value="top-1",
             baseline="random",
             label=("on", "2 CPU cores"),
         ),
