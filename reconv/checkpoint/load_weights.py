@@ -171,6 +171,8 @@ def named_as(
     `weights` are those of the network, by default the tensors themselves.
     """
     names = model.state_dict().keys()
+    if names <= tensors.keys():  # checkpoints of our own
+        return tensors
     renamed = to_torchvision(tensors, tensors if weights is None else weights)
     return renamed if len(names & renamed.keys()) > len(names & tensors.keys()) else tensors
 
