@@ -15,7 +15,7 @@ import numpy as np
 from reconv.core.errors import DataError, ResourceError, UsageError
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.checked_rows import WrongImages
-from reconv.data.dataset import Dataset, LabelError, Split
+from reconv.data.dataset import Dataset, LabelError, Split, class_counts
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.buffers import with_transfer_dtype
 from reconv.data.pipeline.detection import make_detection_pipeline
@@ -30,6 +30,7 @@ from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.class_name_files import display_names
 from reconv.data.readers.dataset_factory import open_dataset, subsample
 from reconv.data.readers.detect import detect
+from reconv.data.readers.folder import FolderDataset
 from reconv.data.stage_timing import StageTimes
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
@@ -43,6 +44,9 @@ from reconv.recipe.workers import IN_MEMORY
 from reconv.storage.object_stores.store import as_url, is_url
 from reconv.storage.remote_tree import local_data_path
 
+FEW_IMAGES = 10  # of a class in validation: fewer say little about it
+_MAX_NAMED_CLASSES = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
@@ -52,11 +56,22 @@ class Datasets:
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
     notes: tuple[str, ...] = ()  # where these names come from
     wrong_images: WrongImages | None = None  # with engine.verify
+    warnings: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The classes for people; `class_names` of the datasets is what they are matched by."""
         return self.display_names or tuple(self.train.class_names)
+
+    def few_val_images(self) -> dict[str, int]:
+        """The classes with fewer than 10 validation images and how many they have; none for detection and ImageNet.
+
+        One image of such a class changes its recall by more than 10 points.
+        """
+        if isinstance(self.val, DetectionDataset) or len(self.train.class_names) > _MAX_NAMED_CLASSES:
+            return {}
+        counts = zip(self.names, class_counts(self.val), strict=True)
+        return {name: count for name, count in counts if count < FEW_IMAGES}
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -106,7 +121,10 @@ def open_datasets(recipe: Recipe) -> Datasets:
     if recipe.task == "detection" and recipe.evaluate.every != "off":
         check_has_objects(as_detection_dataset(subset))
     names, note = display_names(_data_folder(recipe, path), train.class_names)
-    return Datasets(train, subset, len(val) - len(subset), names, (note,) if note else ())
+    warnings = [
+        *dict.fromkeys(w for dataset in (train, val) if isinstance(dataset, FolderDataset) for w in dataset.warnings)
+    ]
+    return Datasets(train, subset, len(val) - len(subset), names, (note,) if note else (), warnings=tuple(warnings))
 
 
 def _data_folder(recipe: Recipe, path: Path | None) -> Path | None:

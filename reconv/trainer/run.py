@@ -406,7 +406,7 @@ def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger
         logger.warning(note, step)
     for text in (*run.notes, *describe_python_objects(run.recipe), *changed):
         logger.info(text, step)
-    for text in describe_changed_code(state.get("code", {}), run.recipe):
+    for text in (*run.datasets.warnings, *describe_changed_code(state.get("code", {}), run.recipe)):
         logger.warning(text, step)
 
 

@@ -34,6 +34,7 @@ from reconv.data.readers.folder import (
     SplitPlace,
     has_class_folders,
     is_broken_link,
+    is_empty_folder,
     is_own_output,
     is_unsorted,
     locate_split,
@@ -254,13 +255,16 @@ class FolderListing:
 
     def issues(self, split: str) -> tuple[DataIssue, ...]:
         """Possible issues of the split; those without paths did not occur."""
-        empty = tuple(name for name in self.class_names if not self.files[name])
+        without = [name for name in self.class_names if not self.files[name]]
+        empty = tuple(name for name in without if is_empty_folder(str(self.folder / name)))
+        imageless = tuple(name for name in without if name not in empty)
         extensions = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in self._ignored)
         most_common = ", ".join(f"{extension} {count:,}" for extension, count in extensions.most_common(5))
         not_utf8 = tuple(printable(name) for name in self.class_names if printable(name) != name)
         ignored = f"files in {split} that are not images by their extension: {most_common}"
         return (
-            DataIssue("error", "empty-class", f"class folders without images in {split}", empty),
+            DataIssue("warning", "empty-class", f"empty class folders in {split}, which are left out", empty),
+            DataIssue("error", "empty-class", f"class folders without images in {split}", imageless),
             DataIssue("error", "name", f"class folders in {split} whose names are not UTF-8", not_utf8),
             DataIssue("error", "broken-link", f"broken links or special files in {split}", _names(self._broken_links)),
             DataIssue("error", "unreadable", f"folders in {split} that cannot be listed", _names(self._unreadable)),

@@ -1,7 +1,8 @@
 """Image folders: train/<class>/... and val/<class>/..., or only <class>/..., and then a share is held out.
 
 Samples are in the order of class name, then path, so every machine with the same files sees the same indices. A class
-folder without images is an error, and so is a broken link: training must not run on a part of the data unnoticed.
+folder without any file is left out with a warning; one whose files are no images is an error, and so is a broken link:
+training must not run on a part of the data unnoticed.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class FolderDataset(FileBacked):
 
     def __init__(self, root: Path, split: Split, why: str = "", data: DataConfig = _DEFAULTS) -> None:
         place = locate_split(root, split)
+        self.warnings: tuple[str, ...] = ()
         self._folder = place.folder
         self._is_unsorted = split != "train" and not place.is_shared and is_unsorted(place.folder)
         if self._is_unsorted:
@@ -131,6 +133,7 @@ class FolderDataset(FileBacked):
             left_out: list[str] = []
         else:
             self.class_names, self._names, self.targets, left_out = _list_classes(root, place, split)
+            self.warnings = _warn_of_empty(place.folder)
         note = self._hold_out(split, ValidationSplit.of(data)) if place.is_shared else place.note
         if num_outside := sum(map(is_image_name, listing(root)[0])) if place.folder == root else 0:
             note += f"; not used: {num_outside:,} image{'s' * (num_outside > 1)} beside the class folders"
@@ -239,10 +242,19 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
         with os.scandir(folder) as entries:
             seen = [entry for entry in entries if not entry.name.startswith(".")]
             broken = [entry.path for entry in seen if is_broken_link(entry)]
-            names = tuple(sorted(entry.name for entry in seen if is_folder(entry) and not is_own_output(entry.path)))
+            folders = [entry for entry in seen if is_folder(entry) and not is_own_output(entry.path)]
+            names = tuple(sorted(entry.name for entry in folders if not is_empty_folder(entry.path)))
     except OSError as error:
         raise unreadable(folder, error) from error
     _check_broken(folder, broken)
+    _check_names(folder, tuple(sorted(entry.name for entry in folders)))
+    if folders and not names:
+        raise DataError(
+            f"the class folders in {folder} are empty",
+            where=str(folder),
+            why=f"there is no file in {first_names(sorted(entry.name for entry in folders))}",
+            hint="add images to them, or give the folder that has some: --data DIR",
+        )
     if not names:
         raise DataError(
             f"no class folders in {folder}",
@@ -250,8 +262,32 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
             why="each class is a folder of images, such as train/cat/1.jpg",
             hint="sort the images into one folder per class",
         )
-    _check_names(folder, names)
     return names
+
+
+def is_empty_folder(folder: str) -> bool:
+    """True if there is no file in a folder, at any depth, but hidden ones."""
+    pending = [folder]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if not entry.is_dir(follow_symlinks=False):
+                    return False
+                pending.append(entry.path)
+    return True
+
+
+def _warn_of_empty(folder: Path) -> tuple[str, ...]:
+    """A warning about class folders that are left out; none if all have files."""
+    names = sorted(
+        name for name in listing(folder)[1] if not name.startswith(".") and is_empty_folder(str(folder / name))
+    )
+    if not names:
+        return ()
+    plural = "s" if len(names) > 1 else ""
+    return (f"empty class folder{plural} in {shown_path(folder)} left out: {first_names(names)}",)
 
 
 def is_broken_link(entry: os.DirEntry[str]) -> bool:

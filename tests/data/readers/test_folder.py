@@ -103,6 +103,7 @@ def test_validation_may_lack_classes_but_not_add_any(tree: Path) -> None:
     assert source.class_names == ("ant", "bee", "cat")
     assert [source[index].target for index in range(3)] == [1, 1, 2]
     (tree / "validation" / "dog").mkdir()
+    (tree / "validation" / "dog" / "1.png").write_bytes(b"png")
     with pytest.raises(DataError, match="training does not have: dog"):
         FolderDataset(tree, "val")
 
@@ -113,6 +114,21 @@ def test_a_class_folder_without_images_is_named(tree: Path) -> None:
     with pytest.raises(DataError, match="class folder bat has no images") as caught:
         FolderDataset(tree, "train")
     assert caught.value.where == str(tree / "train" / "bat")
+
+
+def test_an_empty_class_folder_is_left_out_with_a_warning(tree: Path) -> None:
+    for name in ("bat", "bee-old", ".hidden"):
+        (tree / "train" / name / "more").mkdir(parents=True)
+    dataset = FolderDataset(tree, "train")
+    assert dataset.class_names == ("ant", "bee", "cat")
+    assert dataset.warnings == (f"empty class folders in {tree / 'train'} left out: bat, bee-old",)
+    assert FolderDataset(tree, "val").class_names == dataset.class_names
+    assert FolderDataset(tree, "val").warnings == ()
+    for file in (tree / "train").rglob("*.*"):
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(DataError, match="class folders in .* are empty"):
+        FolderDataset(tree, "train")
 
 
 def test_a_deleted_file_is_a_data_error_with_its_path(tree: Path) -> None:
