@@ -64,6 +64,7 @@ class RunPlanned(Event):
     num_classes: int = 0  # 0: unknown
     monitored_weights: str = "raw"  # whose metrics count: ema where there are EMA weights
     loss_note: str = ""  # what the training loss includes, and the validation loss does not
+    few_val_images: Mapping[str, int] = field(default_factory=dict)  # of classes with fewer than 10 of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ class ImageLogged(Event):
     columns: int = 0  # 0: one image; else the columns of a grid of equal tiles, one caption per tile
     gap_px: int = 2  # between the tiles of a grid
     note: str = ""  # explains the image
+    classes: tuple[str, ...] = ()  # the class of each tile, to filter them by
 
     def file(self, run_dir: Path) -> Path:
         """The image file; raises FileNotFoundError if there is none inside the run directory."""

@@ -15,12 +15,14 @@ from reconv.core.text import count
 from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.parts.data import Decoder
+from reconv.recipe.parts.evaluation import LogConfig
 from reconv.recipe.parts.schedule import SchedulePlan, plan_schedule
 from reconv.recipe.plan_text import plan_lines
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration, duration_steps, exact_steps
 
 EVAL_AHEAD = 2  # evaluation batches to prefetch
+LOG_POINTS = 50  # of a short run
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def make_plan(recipe: Recipe, facts: Facts, fitted: Sequence[str] = ()) -> Plan:
         steps_per_epoch=float(per_epoch),
         total_steps=total,
         schedule=plan_schedule(recipe.schedule, recipe.batch.size, per_epoch, total),
-        log=_every(recipe.log.every, per_epoch, total),
+        log=_log_every(recipe.log.every, per_epoch, total),
         evaluate=None
         if recipe.evaluate.every == "off"
         else _every(recipe.evaluate.every, per_epoch, total, recipe.evaluate.offset),
@@ -265,6 +267,16 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
     if duration.unit == "step":
         return Every(steps=int(duration.value), offset_steps=offset_steps)
     return Every(epoch_steps=exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
+
+
+def _log_every(duration: Duration, steps_per_epoch: int, total: int) -> Every:
+    """The interval of the log; the default one is shorter in runs of less than 500 steps, for the curves of the report.
+
+    It is two steps at least: a run that logs every step waits for the device.
+    """
+    if duration == LogConfig().every:
+        return Every(steps=min(int(duration.value), max(2, total // LOG_POINTS)))
+    return _every(duration, steps_per_epoch, total)
 
 
 def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
-    """The plan as text, one fact per line."""
+    """The plan as text, one fact per line; what matters least for the result comes last."""
     lines = [
         *plan.fitted,
         f"{_batch(plan)}; {_rate(recipe, plan)}",
@@ -33,13 +33,21 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_memory(recipe, plan),
         *_pipeline(recipe, plan),
         *_ending(recipe, plan),
+        *_published(recipe, plan),
+        *_hazards(recipe),
+        *(f"no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)),
+        _pixels(recipe, plan),
         _host(recipe, plan),
         *_backend(recipe, plan),
         *_decoder(plan),
         *_cache(recipe, plan),
-        _pixels(recipe, plan),
     ]
-    lines += _published(recipe, plan)
+    return tuple(lines)
+
+
+def _hazards(recipe: Recipe) -> list[str]:
+    """Lines on settings that make results depend on the hardware, or training stall."""
+    lines = []
     if recipe.batch.group == "micro":
         lines.append(
             "batch.group: micro makes results depend on the hardware: batch norm and mixing work per micro-batch"
@@ -48,8 +56,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         lines.append(
             "precision.rounding: nearest loses updates below half a unit of a 16-bit weight; training may stall"
         )
-    lines += [f"no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)]
-    return tuple(lines)
+    return lines
 
 
 def loss_note(recipe: Recipe) -> str:

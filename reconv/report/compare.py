@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reconv.logging import formatting as fmt
+from reconv.recipe.load.identity import may_change
 from reconv.report import page
 from reconv.report.charts import NUM_COLORS, draw
 from reconv.report.curves import charts_of_runs
-from reconv.report.markup import Html, el
+from reconv.report.markup import Html, el, join
 from reconv.report.run_record import RunRecord
 from reconv.report.sections import chart_grid, flat, scalar, utc_time
 
 _ABSENT = "–"
+_WHERE_FROM = ("expect", "published", "measured", "derive")  # a figure or rule, and no setting
 
 
 def comparison(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> str:
@@ -83,17 +85,28 @@ def _results(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]
 
 
 def _differences(records: Sequence[RunRecord]) -> Html:
-    """The recipe fields whose values are not the same in every run."""
-    recipes = [flat(record.recipe) for record in records]
-    fields = sorted({name for recipe in recipes for name in recipe})
-    rows = []
-    for name in fields:
+    """The recipe fields that determine the result and differ; the others that differ are folded."""
+    recipes = [_with_defaults(record.recipe) for record in records]
+    rows: dict[bool, list[list[str]]] = {True: [], False: []}
+    for name in sorted({name for recipe in recipes for name in recipe}):
         values = [scalar(recipe[name]) if name in recipe else _ABSENT for recipe in recipes]
         if len(set(values)) > 1:
-            rows.append([name, *values])
-    if not rows:
-        return el("p", None, "All fields are equal.")
-    return page.table(["field", *(record.label for record in records)], rows, (), "Recipe fields that differ")
+            rows[may_change(name) or name.startswith(_WHERE_FROM)].append([name, *values])
+    head = ["field", *(record.label for record in records)]
+    shown = page.table(head, rows[False], (), "Recipe fields that differ")
+    if not rows[False]:
+        shown = el("p", None, "All fields that determine the result are equal.")
+    if not rows[True]:
+        return shown
+    hidden = page.table(head, rows[True], (), "Fields that do not determine the result")
+    return join([shown, page.fold(f"Fields that do not determine the result: {len(rows[True])}", hidden)])
+
+
+def _with_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's fields; one that an earlier version did not have is at its default."""
+    from reconv.recipe.schema import Recipe
+
+    return flat(Recipe().model_dump(mode="json")) | flat(recipe)
 
 
 def _started(record: RunRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -98,6 +99,8 @@ def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
             remarks += f", {fmt.without_bad(summary['bad_val_images'])}"
         if summary["partial"]:
             remarks += f"; {fmt.partial(summary['num_samples'])}"
+        if summary["few_val_images"]:
+            remarks += f"; {fmt.few_images(summary['few_val_images'])}"
         shown.append(page.card(fmt.metric_name(metric), fmt.metric_text(metric, summary["value"]), best + remarks))
     devices = summary["num_devices"]
     per_device = f", {fmt.rate(summary['images_per_s_per_device'])} per device" if devices > 1 else ""
@@ -169,20 +172,30 @@ def _image_grid(event: ImageLogged, uris: Sequence[str] | None) -> Html:
         return el("p", {"class": "gone"}, f"{event.path} is missing, not an image, or too large to show.")
     if event.columns > 0 and len(uris) == len(event.captions):
         tiles = [
-            el(
-                "figure",
-                None,
-                _image(uri, caption),
-                el("figcaption", None, caption),
-            )
-            for uri, caption in zip(uris, event.captions, strict=True)
+            el("figure", {"data-class": name}, _image(uri, caption), el("figcaption", None, caption))
+            for uri, caption, name in zip(uris, event.captions, _classes_of(event), strict=True)
         ]
         wordy = sum(map(len, event.captions)) > 14 * len(event.captions)
         by_columns = "tiles wide" if event.columns <= 2 else "tiles medium" if event.columns <= 4 else ""
         look = by_columns or ("tiles wordy" if wordy else "tiles")
-        return el("div", {"class": look}, *tiles)
+        return join([_class_filter(event), el("div", {"class": look}, *tiles)])
     captions = [el("ol", {"class": "captions"}, *(el("li", None, c) for c in event.captions))] if event.captions else []
     return join([*(_image(uri, event.title) for uri in uris), *captions])
+
+
+def _classes_of(event: ImageLogged) -> Sequence[str | bool]:
+    """The class of each tile; False where there is none to filter by."""
+    return event.classes if len(event.classes) == len(event.captions) else [False] * len(event.captions)
+
+
+def _class_filter(event: ImageLogged) -> Html:
+    """A choice of the class whose tiles the page's script shows; nothing for tiles of one class or none."""
+    counts = Counter(event.classes)
+    if len(counts) < 2:
+        return Html("")
+    options = [el("option", {"value": name}, f"{name} ({count:,})") for name, count in sorted(counts.items())]
+    everything = el("option", {"value": "", "selected": True}, f"all ({counts.total():,})")
+    return el("label", {"class": "filter", "hidden": True}, "target class ", el("select", None, everything, *options))
 
 
 def _image(uri: str, text: str) -> Html:

@@ -68,6 +68,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "bad_val_images": final.skipped if final else 0,
         "partial": final.partial if final else False,  # only a part of the validation set was evaluated
         "num_samples": final.num_samples if final else None,
+        "few_val_images": dict(plan.few_val_images) if plan else {},  # of classes with fewer than 10 of them
         "resume_command": _resume(record),
         "report": "report.html",
         "unverified_lines": list(record.unverified_lines),  # of events.jsonl; they are left out

@@ -368,7 +368,30 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
 
 def test_runs_of_one_recipe_have_no_differences(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(n)) for n in range(2)]
-    assert "All fields are equal." in render(runs)
+    assert "All fields that determine the result are equal." in render(runs)
+
+
+def test_fields_that_determine_no_result_are_folded(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(n)) for n in range(2)]
+    recipe = runs[1] / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("source: digits", "source: digits\n  num_workers: 3"))
+    page = render(runs)
+    assert "All fields that determine the result are equal." in page
+    assert "Fields that do not determine the result: 1" in page
+    assert "data.num_workers" in page
+
+
+def test_mistakes_can_be_filtered_by_class(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    [mistakes] = [e for e in read_events(run / "events.jsonl") if isinstance(e, ImageLogged) and "mistakes" in e.path]
+    classes = tuple(str(number % 3) for number in range(len(mistakes.captions)))
+    assert "target class" not in render([run])
+    with EventLog(run / "events.jsonl") as log:
+        log.write(replace(mistakes, classes=classes))
+    page = render([run])
+    assert f'<option value="" selected>all ({len(classes)})</option>' in page
+    assert f'<option value="1">1 ({classes.count("1")})</option>' in page
+    assert page.count('<figure data-class="1">') == classes.count("1")
 
 
 def test_frozen_parameters_are_not_called_trained(tmp_path: Path) -> None:

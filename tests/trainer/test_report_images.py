@@ -85,7 +85,9 @@ def test_a_classifier_has_its_worst_and_its_most_uncertain_images() -> None:
     run = reconv.train("quickstart", out="run", overrides=overrides).folder
     logged = {e.title: e for e in read_events(run / "events.jsonl") if isinstance(e, ImageLogged)}
     worst, uncertain = logged["Worst mistakes"], logged["Most uncertain images"]
-    assert len(worst.captions) == len(uncertain.captions) == 16
+    assert (len(worst.captions), len(uncertain.captions)) == (32, 16)
+    assert worst.classes == tuple(caption.partition("target ")[2][0] for caption in worst.captions)
+    assert uncertain.classes == ()
     for caption in worst.captions:
         predicted, target = re.fullmatch(r"predicted (.) \(\d+%\), target (.) · digits\[\d+\]", caption).groups()
         assert predicted != target

@@ -57,4 +57,4 @@ class LogConfig(Section):
     """Interval at which training progress is logged."""
 
     every: Duration = Duration(10, "step")
-    """Interval between log lines."""
+    """Interval between log lines; the default is shorter in runs of fewer than 500 steps, which get 50 of them."""

@@ -136,6 +136,18 @@
   }
   document.querySelectorAll("table.sortable").forEach(makeSortable);
 
+  // The tiles of one class, such as the mistakes about it.
+  for (const label of document.querySelectorAll("label.filter")) {
+    label.hidden = false;
+    const select = label.querySelector("select");
+    select.addEventListener("change", () => {
+      for (const tile of label.nextElementSibling.children) {
+        const isShown = !select.value || tile.dataset.class === select.value;
+        tile.style.display = isShown ? "" : "none";
+      }
+    });
+  }
+
   // The page of a running run reloads itself and keeps its place; not while it is being read closely, and not for ever.
   const { reloadS, staleAtS } = document.body.dataset;
   const key = "reconv-report:" + location.pathname;

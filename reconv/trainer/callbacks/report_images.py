@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.build.data import as_detection_dataset
+from reconv.build.data import as_detection_dataset, data_path
 from reconv.core.batch import Batch
 from reconv.data.inspect.contact_sheet import grid
 from reconv.data.inspect.draw_boxes import draw_batch_boxes
@@ -25,6 +25,7 @@ from reconv.metrics.detection import DetectionMetrics
 from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import I64, ClassificationMetrics, PredictionTable
 from reconv.storage.files import write_atomic
+from reconv.storage.remote_tree import shown_path
 from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.callbacks.detection_images import log_detection_images
 from reconv.trainer.callbacks.live_report import write_analysis
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 NUM_TRAIN_IMAGES, GRID_COLUMNS = 32, 8
 NUM_TRAIN_IMAGES_WITH_BOXES, BOX_COLUMNS, MIN_BOX_TILE_PX = 12, 4, 256  # fewer and larger, so that names are readable
-NUM_MISTAKES = NUM_UNCERTAIN = 16
+NUM_MISTAKES, NUM_UNCERTAIN = 32, 16
 UNCERTAIN_NOTE = "The images whose two most probable classes are closest to each other, right or wrong."
 
 
@@ -84,7 +85,9 @@ class ReportImages(TrainerCallback):
             predicted, target = names[predictions.predicted[row]], names[predictions.target[row]]
             return f"predicted {predicted} ({predictions.confidence[row]:.0%}), target {target}"
 
-        self._log_rows(predictions, predictions.worst(NUM_MISTAKES), caption, "mistakes.png", "Worst mistakes", step)
+        rows = predictions.worst(NUM_MISTAKES)
+        classes = tuple(names[predictions.target[row]] for row in rows.tolist())
+        self._log_rows(predictions, rows, caption, "mistakes.png", "Worst mistakes", step, classes=classes)
 
     def _log_uncertain(self, predictions: PredictionTable, step: int) -> None:
         """Save the validation images for which two classes are almost equally probable."""
@@ -117,23 +120,32 @@ class ReportImages(TrainerCallback):
         title: str,
         step: int,
         note: str = "",
+        classes: tuple[str, ...] = (),
     ) -> None:
         """Save the validation images of some predictions."""
         indices = np.asarray(predictions.index[rows], dtype=np.int64)
-        self._log_images(indices, [caption(row) for row in rows.tolist()], name, title, step, note)
+        self._log_images(indices, [caption(row) for row in rows.tolist()], name, title, step, note, classes)
 
     def _log_images(
-        self, indices: I64, captions: Sequence[str], name: str, title: str, step: int, note: str = ""
+        self,
+        indices: I64,
+        captions: Sequence[str],
+        name: str,
+        title: str,
+        step: int,
+        note: str = "",
+        classes: tuple[str, ...] = (),
     ) -> None:
-        """Save the validation images at some indices; the captions get the names of the files."""
+        """Save the validation images at some indices; the captions get the names of the files, in the data's folder."""
         if not len(indices):
             return
         dataset = self.run.datasets.val
         chosen = select(dataset, indices)
         [batch] = EvalLoader(chosen, self.run.recipe.data.preprocess, len(indices), DataContext.on_host())
-        files = [dataset[index].name for index in indices.tolist()]
+        root = shown_path(path) if (path := data_path(self.run.recipe)) is not None else ""
+        files = [dataset[index].name.removeprefix(f"{root.rstrip('/')}/") for index in indices.tolist()]
         named = tuple(f"{caption} · {file}" for caption, file in zip(captions, files, strict=True))
-        self._log_grid(name, batch["images"], title, named, step, note)
+        self._log_grid(name, batch["images"], title, named, step, note, classes=classes)
 
     def _log_grid(
         self,
@@ -144,12 +156,15 @@ class ReportImages(TrainerCallback):
         step: int,
         note: str = "",
         columns: int = GRID_COLUMNS,
+        classes: tuple[str, ...] = (),
     ) -> None:
         """Write a grid of images to the run directory and log it for the report."""
         folder = self.run.run_dir.images
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, grid(images, columns))
-        self.run.logger.log(ImageLogged(title, f"{folder.name}/{name}", captions, step, columns, note=note))
+        self.run.logger.log(
+            ImageLogged(title, f"{folder.name}/{name}", captions, step, columns, note=note, classes=classes)
+        )
 
 
 def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
