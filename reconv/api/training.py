@@ -86,8 +86,8 @@ def train(
     not given, `mirror` is that address or `off`. `devices` is short for `launch=Launch(devices=...)`; `launch` also
     starts elastic runs, and runs on other machines, as in `launch=reconv.Ray(nodes="1:4")`.
 
-    `console` is auto, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A run
-    that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
+    `console` is auto, plan, plain, quiet or json; by default a notebook prints progress and a script prints nothing. A
+    run that is interrupted saves a checkpoint: a notebook gets its result, a script a `PreemptedError`.
     """
     if unknown:
         raise _unknown_keyword(next(iter(unknown)))

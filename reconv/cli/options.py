@@ -25,6 +25,7 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 Override = tuple[str, object, str]  # a recipe field, its value and the option that set it
 
 STDOUT = "-"
+INIT_SCHEMES = ("torchvision:", "timm:", "hf://", "https://")  # of --init, besides files and runs
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps or hpu."
 _MIN_LAST_COLUMN = 24
 
@@ -51,6 +52,32 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
     from reconv.recipe.model_names import MODEL_NAMES
 
     return [CompletionItem(name) for name in MODEL_NAMES if name.startswith(incomplete)]
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The runs in `runs/` that start with what was typed so far, newest first; for `resume` those to be continued.
+
+    Without a match, folders.
+    """
+    from reconv.logging.run_dir import runs_in
+
+    runs = [run for folder in sorted(Path("runs").glob("*/")) for run in runs_in(folder)]
+    if ctx.info_name == "resume":
+        runs = [run for run in runs if not run.is_finished()]
+    paths = [str(run.path) for run in runs if str(run.path).startswith(incomplete)]
+    return [CompletionItem(path) for path in paths] or [CompletionItem(incomplete, type="file")]
+
+
+def complete_init(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What --init takes: schemes, torchvision's networks after its name, runs, and files."""
+    if incomplete.startswith("torchvision:"):
+        from reconv.checkpoint.download_weights import TORCHVISION
+
+        names = [f"torchvision:{name}" for name in TORCHVISION]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    schemes = [CompletionItem(name) for name in INIT_SCHEMES if name.startswith(incomplete)]
+    runs = complete_runs(ctx, param, incomplete)
+    return [*schemes, *(item for item in runs if item.type != "file" or not schemes or not incomplete)]
 
 
 def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -213,7 +240,7 @@ def _shortcut_option(shortcut: Shortcut, help_text: str | None) -> Callable[[Com
         metavar=shortcut.metavar,
         type=kind,
         is_flag=shortcut.type is bool,
-        shell_complete=complete_models if shortcut.name == "model" else None,
+        shell_complete={"model": complete_models, "init": complete_init}.get(shortcut.name),
         help=help_text or shortcut.help,
     )
 

@@ -56,9 +56,12 @@ class EventHandler(Protocol):
 
 
 def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> EventHandler:
-    """The console for a mode: auto, plain, quiet or json. The report will be in `run_dir`."""
-    if mode not in ("auto", "plain", "quiet", "json"):
-        raise UsageError(f"unknown console mode {mode!r}", hint="use auto, plain, quiet or json")
+    """The console for a mode: auto, plan, plain, quiet or json. The report will be in `run_dir`.
+
+    `plan` is auto with every line of the plan, of which the others print a screenful.
+    """
+    if mode not in ("auto", "plan", "plain", "quiet", "json"):
+        raise UsageError(f"unknown console mode {mode!r}", hint="use auto, plan, plain, quiet or json")
     stream = stream or sys.stdout
     if stream is None:  # the process was started without stdout: >&-
         return FailSafeConsole(None)
@@ -73,10 +76,10 @@ def _console_for(mode: str, run_dir: Path | None, stream: TextIO) -> EventHandle
             return JsonConsole(stream)
         case "quiet":
             return QuietConsole(stream, run_dir)
-        case "auto" if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
-            return LiveConsole(stream, run_dir)
+        case "auto" | "plan" if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
+            return LiveConsole(stream, run_dir, whole_plan=mode == "plan")
         case _:
-            return PlainConsole(stream, run_dir)
+            return PlainConsole(stream, run_dir, whole_plan=mode == "plan")
 
 
 class FailSafeConsole:
@@ -160,9 +163,9 @@ class PlainConsole:
     log. All of them are in the run's CSV files.
     """
 
-    def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
+    def __init__(self, stream: TextIO, run_dir: Path | None, *, whole_plan: bool = False) -> None:
         self._stream = stream
-        self._lines = ConsoleLines(run_dir)
+        self._lines = ConsoleLines(run_dir, whole_plan=whole_plan)
         self._printed_s: dict[str, float] = {}  # when a line of this kind was printed last
 
     def on_event(self, event: Event) -> None:
@@ -198,7 +201,7 @@ class LiveConsole:
     It refreshes with events and has no thread, which signals and forks could disturb.
     """
 
-    def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
+    def __init__(self, stream: TextIO, run_dir: Path | None, *, whole_plan: bool = False) -> None:
         from rich.console import Console
 
         class Screen(Console):
@@ -206,7 +209,7 @@ class LiveConsole:
                 raise BrokenPipeError  # rich would exit the process
 
         self._console: RichConsole = Screen(file=stream, highlight=False)
-        self._lines = ConsoleLines(run_dir)
+        self._lines = ConsoleLines(run_dir, whole_plan=whole_plan)
         self._live: Live | None = None
 
     def on_event(self, event: Event) -> None:

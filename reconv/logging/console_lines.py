@@ -23,6 +23,7 @@ from reconv.logging.events import (
 )
 
 MAX_ALIKE = 3  # warnings of a kind that are printed; the others are counted
+MAX_PLAN_LINES = 20  # with what is around them, a screen of 24 lines
 MAX_CLASSES_WITHOUT_TOP5 = 10  # with so few classes, top-5 says little
 _ROUTINE_SAVES = ("interval", "best")
 
@@ -30,8 +31,9 @@ _ROUTINE_SAVES = ("interval", "best")
 class ConsoleLines:
     """Formats events as lines of text, with the state of earlier events that they need."""
 
-    def __init__(self, run_dir: Path | None) -> None:
+    def __init__(self, run_dir: Path | None, *, whole_plan: bool = False) -> None:
         self.run_dir = run_dir
+        self._whole_plan = whole_plan
         self.total_steps = 0
         self._steps_per_epoch = 0.0
         self._bottleneck = ""
@@ -118,9 +120,14 @@ class ConsoleLines:
         epochs = "epoch" if self._epochs == "1" else "epochs"
         length = f"{self._epochs} {epochs}, {event.total_steps:,} step{'s' * (event.total_steps != 1)}"
         size = f"{fmt.parameters(event.num_parameters, event.num_trained)}" if event.num_parameters else ""
+        shown = (
+            event.lines if self._whole_plan or len(event.lines) <= MAX_PLAN_LINES else event.lines[: MAX_PLAN_LINES - 1]
+        )
+        hidden = len(event.lines) - len(shown)
+        more = [f"  {hidden} more lines: --plan prints them, the report has them"] if hidden else []
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
-        return [first, *(f"  {line}" for line in event.lines), *report]
+        return [first, *(f"  {line}" for line in shown), *more, *report]
 
     def _data_wait(self, event: DataWait) -> list[str]:
         """Nothing if there is no bottleneck, or the same as before."""

@@ -14,6 +14,7 @@ from reconv.recipe.parts.metrics import METRICS
 
 _LABELS = {metric.name: metric.label for metric in METRICS}
 HEADLINES = tuple(metric.name for metric in METRICS if metric.is_headline)
+_MAX_NAMED = 5  # classes in a line
 _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
@@ -141,12 +142,21 @@ def result(summary: Mapping[str, Any]) -> str:
         value += f" {without_bad(summary['bad_val_images'])}"
     if summary.get("partial"):
         value += f", {partial(summary['num_samples'])}"
+    if summary.get("few_val_images"):
+        value += f", {few_images(summary['few_val_images'])}"
     expect = summary["expect"]
     if expect is None or summary["exit_code"] != ExitCode.OK or summary.get("resume_command"):
         return value
     if expect["met"] is None:
         return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
     return f"{value} (expected {expectation(expect)}: {'met' if expect['met'] else 'NOT MET'})"
+
+
+def few_images(counts: Mapping[str, int]) -> str:
+    """Names classes with so few validation images that a metric says little about them."""
+    shown = [f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: pair[1])]
+    more = f" and {len(shown) - _MAX_NAMED} more" if len(shown) > _MAX_NAMED else ""
+    return f"few validation images: {', '.join(shown[:_MAX_NAMED])}{more}"
 
 
 def partial(num_samples: int) -> str:

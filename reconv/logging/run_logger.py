@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from reconv.logging.console import EventHandler, make_console
+from reconv.logging.console import EventHandler, FailSafeConsole, PlainConsole, make_console
 from reconv.logging.event_log import EventLog
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.exporters import ExporterSet
@@ -92,7 +92,7 @@ def open_run_logger(
 def _open_rank_log(stack: ExitStack, run_dir: RunDir, rank: int) -> EventHandler:
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     file = stack.enter_context((run_dir.logs / f"rank-{rank}.log").open("a", encoding="utf-8"))
-    return make_console("plain", run_dir.path, file)
+    return FailSafeConsole(PlainConsole(file, run_dir.path, whole_plan=True))
 
 
 def _finish_console(handler: EventHandler, run_dir: RunDir) -> None:

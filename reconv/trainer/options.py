@@ -24,7 +24,7 @@ class RunOptions:
     runs: Path = Path("runs")
     device: str = "auto"
     nic: str | None = None
-    console: str | None = None  # auto, plain, quiet or json; None: no console
+    console: str | None = None  # auto, plan, plain, quiet or json; None: no console
     command: Sequence[str] = ()
     stop_after: str | None = None  # as in 100step or 3h
     stop_at: str | None = None  # the point of the run, as in 25% or 2ep

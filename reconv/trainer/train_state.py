@@ -136,6 +136,7 @@ def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
             num_classes=plan.num_classes,
             monitored_weights="ema" if recipe.ema.decay > 0 else "raw",
             loss_note=loss_note(recipe),
+            few_val_images={} if recipe.evaluate.every == "off" else run.datasets.few_val_images(),
         )
     )
     class_names = tuple(run.datasets.train.class_names)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -137,6 +138,29 @@ except SystemExit:
     )
     assert "plain,quickstart" in done.stdout.splitlines()
     assert "heavy False" in done.stdout.splitlines()
+
+
+def _completed(words: str, index: int) -> list[str]:
+    variables = {"_RECONV_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+    code = "import sys; from reconv.cli import main\ntry: main([])\nexcept SystemExit: print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables})
+    *completed, has_torch = done.stdout.splitlines()
+    assert has_torch == "False"
+    return [line.removeprefix("plain,") for line in completed]
+
+
+def test_runs_and_initial_weights_are_completed() -> None:
+    for number, code in (("1", "0"), ("2", "1")):
+        folder = Path("runs/quickstart") / number
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_text("name: quickstart\n")
+        (folder / "summary.json").write_text(f'{{"exit_code": {code}, "steps": 1, "total_steps": 1}}')
+    assert _completed("reconv resume ", 2) == ["runs/quickstart/2"]
+    assert _completed("reconv predict runs/", 2) == ["runs/quickstart/2", "runs/quickstart/1"]
+    assert _completed("reconv train finetune --init t", 4) == ["torchvision:", "timm:"]
+    assert "torchvision:resnet50" in _completed("reconv train finetune --init torchvision:resnet5", 4)
+    assert _completed("reconv train finetune --init h", 4)[:2] == ["hf://", "https://"]
 
 
 def test_summaries_of_commands_are_not_cut() -> None:

@@ -15,7 +15,7 @@ from run_example import write_run
 
 from reconv.core.errors import UsageError
 from reconv.logging.console import make_console
-from reconv.logging.event_log import read_events
+from reconv.logging.event_log import EventLog, read_events
 from reconv.logging.events import (
     BadImageSkipped,
     CheckpointSaved,
@@ -114,6 +114,30 @@ def test_the_first_lines_name_recipe_model_device_length_and_report(tmp_path: Pa
         f"report: {run}",
     ):
         assert part in first
+
+
+def test_a_long_plan_is_a_screenful_unless_all_of_it_is_asked_for(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    plan = next(event for event in read_events(run / "events.jsonl") if isinstance(event, RunPlanned))
+    plan = replace(plan, lines=tuple(f"fact {number}" for number in range(30)))
+    shown = {}
+    for mode in ("plain", "plan"):
+        console = make_console(mode, run, stream := io.StringIO())
+        console.on_event(plan)
+        shown[mode] = stream.getvalue().splitlines()
+    assert len(shown["plain"]) < 24
+    assert "  11 more lines: --plan prints them, the report has them" in shown["plain"]
+    assert "  fact 18" in shown["plain"] and "  fact 19" not in shown["plain"]
+    assert [f"  fact {number}" for number in range(30)] == shown["plan"][1:31]
+
+
+def test_classes_with_few_validation_images_are_named_beside_the_metric(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    plan = next(event for event in read_events(run / "events.jsonl") if isinstance(event, RunPlanned))
+    with EventLog(run / "events.jsonl") as log:
+        log.write(replace(plan, few_val_images={"fox": 9, "owl": 2}))
+    [line] = print_run("quiet", run, io.StringIO()).splitlines()
+    assert line.startswith("top-1 99.44 %, few validation images: owl 2, fox 9 (expected")
 
 
 def test_a_stopped_run_prints_the_resume_command(tmp_path: Path) -> None:

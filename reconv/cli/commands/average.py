@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, print_line, print_note
+from reconv.cli.options import Command, complete_runs, emit_json, json_option, print_line, print_note
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option(
     "--last",
     metavar="LENGTH",

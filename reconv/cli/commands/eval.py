@@ -10,6 +10,7 @@ import click
 from reconv.cli.options import (
     Command,
     check_run,
+    complete_runs,
     emit_json,
     journal_of,
     json_option,
@@ -44,7 +45,7 @@ _CLASS_COLUMNS = {
 
 
 @click.command("eval", cls=Command)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(), shell_complete=complete_runs)
 @click.option("--data", metavar="DIR", type=click.Path(), help="The dataset [default: the run's own, or $DATA_DIR].")
 @click.option(
     "--split",

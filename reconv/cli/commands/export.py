@@ -9,6 +9,7 @@ import click
 from reconv.cli.options import (
     Command,
     check_run,
+    complete_runs,
     emit_json,
     json_option,
     print_line,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(), shell_complete=complete_runs)
 @click.option("--to", "to", type=click.Choice(tuple(TARGETS)), required=True, help="The format.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="The new folder [default: RUN/exports/NAME-FORMAT].")
 @click.option("--images", metavar="DIR", type=click.Path(), help="Check it with these images, not validation data.")
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), help="A fixed batch size [default: any].")
 @click.option("--opset", metavar="N", type=click.IntRange(min=18), help="onnx: the opset version [default: 20].")
 @click.option("--no-nms", is_flag=True, help="Detectors: leave non-maximum suppression to run.py.")
-@click.option("--int8", is_flag=True, help="Quantize to 8 bits; the check is the loss of accuracy.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="int8: quantize to 8 bits; the check is the loss of accuracy.",
+)
+@click.option("--int8", "precision", flag_value="int8", hidden=True)  # as in 0.2
 @click.option("--calibration", metavar="DIR", type=click.Path(), help="int8: typical images [default: training data].")
 @click.option(
     "--max-drop",
@@ -64,7 +72,7 @@ def export(
     Examples:
       reconv export runs/quickstart/1 --to onnx
       reconv export runs/resnet50/1 --to onnx --best --samples 1000
-      reconv export runs/resnet50/1 --to openvino --int8 --max-drop 0.5
+      reconv export runs/resnet50/1 --to openvino --precision int8 --max-drop 0.5
       reconv export weights.safetensors --to onnx --images photos/ --out resnet50-onnx
     """
     check_run(run)

@@ -12,6 +12,7 @@ from reconv.cli.options import (
     Command,
     backend_options,
     check_run,
+    complete_runs,
     emit_json,
     journal_of,
     json_option,
@@ -34,7 +35,7 @@ _MAX_BAD_LISTED = 5
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(), shell_complete=complete_runs)
 @click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
 @click.option(
     "--top",

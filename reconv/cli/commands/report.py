@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, print_line, print_note, write_text
+from reconv.cli.options import Command, complete_runs, print_line, print_note, write_text
 from reconv.core.errors import CheckpointError
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument(
+    "runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...", shell_complete=complete_runs
+)
 @click.option(
     "--out",
     metavar="FILE",

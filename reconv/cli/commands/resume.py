@@ -15,6 +15,7 @@ from reconv.cli.options import (
     Command,
     Override,
     can_ask,
+    complete_runs,
     json_option,
     parse_settings,
     print_note,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=click.Path(), shell_complete=complete_runs)
 @click.option("--data", metavar="DIR", type=click.Path(), help="Path of the dataset, if it has moved.")
 @shortcut_options("epochs", epochs="Extend the run to N epochs.")
 @click.option("--fork", is_flag=True, help="Start a new run from the checkpoint, with other settings.")
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 @shortcut_options("on_divergence")
 @trust_option
 @click.option("--mirror", metavar="URL|off", help="Where the copy of RUN is, if you have not given it on this machine.")
+@click.option("--plan", is_flag=True, help="Print every line of the plan, not a screenful.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def resume(
@@ -85,6 +87,7 @@ def resume(
     on_divergence: str | None,
     trust_code: bool,
     mirror: str | None,
+    plan: bool,
     quiet: bool,
     json_file: str | None,
 ) -> int:
@@ -134,7 +137,7 @@ def resume(
         data,
         resume=not fork,
         device=device,
-        console=console_of(quiet, json_file),
+        console=console_of(quiet, json_file, plan),
         stop_after=stop_after,
         stop_at=stop_at,
         trust_code=trust_code,

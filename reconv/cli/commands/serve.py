@@ -12,6 +12,7 @@ from reconv.cli.options import (
     CommandFunction,
     backend_options,
     check_run,
+    complete_runs,
     model_options,
     print_note,
     trust_or_ask,
@@ -58,7 +59,7 @@ def limit_options(command: CommandFunction) -> CommandFunction:
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="[NAME=]RUN...", shell_complete=complete_runs)
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0: any free one."

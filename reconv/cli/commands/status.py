@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import Command, emit_json, json_option, print_table
+from reconv.cli.options import Command, complete_runs, emit_json, json_option, print_table
 from reconv.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _INTERVAL_S = 5.0
 
 
 @click.command(cls=Command)
-@click.argument("runs", metavar="[RUN|DIR]...", nargs=-1, type=click.Path())
+@click.argument("runs", metavar="[RUN|DIR]...", nargs=-1, type=click.Path(), shell_complete=complete_runs)
 @click.option("--watch", is_flag=True, help="Repeat every 5 seconds until no run is active, or Ctrl-C.")
 @json_option
 def status(runs: tuple[str, ...], watch: bool, json_file: str | None) -> int:

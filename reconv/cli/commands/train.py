@@ -81,6 +81,7 @@ _NO_RECIPE = """name a recipe, for example
 )
 @click.option("--compile-only", is_flag=True, help="Build and compile the model; train and keep nothing.")
 @click.option("--trust-code", is_flag=True, help="Import the code that a teacher's run or the weights of --init name.")
+@click.option("--plan", is_flag=True, help="Print every line of the plan, not a screenful.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(
@@ -98,6 +99,7 @@ def train(
     dry_run: int | None,
     compile_only: bool,
     trust_code: bool,
+    plan: bool,
     quiet: bool,
     json_file: str | None,
     **options: Any,
@@ -131,7 +133,7 @@ def train(
         data,
         resume=resume,
         device=device,
-        console=console_of(quiet, json_file),
+        console=console_of(quiet, json_file, plan),
         stop_after=stop_after,
         stop_at=stop_at,
         trust_code=trust_code,
@@ -172,9 +174,9 @@ def silence_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we print the error of a lost rank ourselves
 
 
-def console_of(quiet: bool, json_file: str | None) -> str:
-    """The console of a run, from --quiet and --json."""
-    return "json" if json_file == STDOUT else "quiet" if quiet else "auto"
+def console_of(quiet: bool, json_file: str | None, plan: bool) -> str:
+    """The console of a run, from --quiet, --json and --plan."""
+    return "json" if json_file == STDOUT else "quiet" if quiet else "plan" if plan else "auto"
 
 
 def run_training(
@@ -228,7 +230,7 @@ def _print_finished(summary: Mapping[str, Any], folder: Path, console: str) -> N
     from reconv.logging.events import LogMessage
 
     screen = make_console(console, folder)
-    if console == "auto":
+    if console in ("auto", "plan"):
         screen.on_event(LogMessage("info", f"{folder} is already finished: nothing to do"))
     screen.finish(summary)
     screen.close()
