@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -60,6 +60,7 @@ def export(
     opset: int | None = None,
     batch: int | None = None,
     nms: bool = True,
+    precision: Literal["fp32", "int8"] = "fp32",
     int8: bool = False,
     calibration: str | Path | None = None,
     max_drop: float = MAX_DROP,
@@ -72,9 +73,11 @@ def export(
 
     The written file is then run by that run.py in a fresh process, on the validation set of the run (or of `data`, or
     on the `images` of a folder; `samples` limits their number), and must give the numbers of the model: otherwise
-    `ExportError` is raised, and there is no folder. An `int8` model is calibrated with training images, or with those
-    of the folder `calibration`, and may lose `max_drop` of its accuracy or mAP. See docs/how-to/export.md.
+    `ExportError` is raised, and there is no folder. A model in `precision="int8"` (`int8=True` in 0.2) is calibrated
+    with training images, or with those of the folder `calibration`, and may lose `max_drop` of its accuracy or mAP.
+    See docs/how-to/export.md.
     """
+    int8 = int8 or precision == "int8"
     target, options = find_target(to), ExportOptions(opset, int8, nms)
     target.check_packages()
     _check_options(target, options)
@@ -119,7 +122,7 @@ def export(
 
 
 def _check_options(target: ExportTarget, options: ExportOptions) -> None:
-    given = {"--opset": options.opset is not None, "--int8": options.int8, "--no-nms": not options.nms}
+    given = {"--opset": options.opset is not None, "--precision int8": options.int8, "--no-nms": not options.nms}
     for option, is_given in given.items():
         if is_given and option not in target.options:
             raise UsageError(f"export --to {target.name} has no {option}", hint=f"omit {option}")
@@ -131,7 +134,7 @@ def _check_int8(predictor: Predictor, images: str | Path | None) -> None:
         raise UsageError("multi-label models cannot be exported in int8", why="the check has no accuracy for them")
     if images is not None:
         raise UsageError(
-            "--int8 is judged by accuracy, and the images of --images have no known classes",
+            "int8 is judged by accuracy, and the images of --images have no known classes",
             hint="omit --images, or give a dataset: --data DIR; to calibrate with these images: --calibration DIR",
         )
 

@@ -35,7 +35,7 @@ TARGET = ExportTarget(
     needs="onnxruntime",
     contents=IN_FILE,
     nms="onnx",
-    options=("--opset", "--no-nms", "--int8"),
+    options=("--opset", "--no-nms", "--precision int8"),
     quantize=quantize_onnx,
     hidden_packages=("reconv", "torch"),
 )

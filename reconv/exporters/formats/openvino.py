@@ -62,7 +62,7 @@ TARGET = ExportTarget(
     needs="openvino",
     contents=IN_FILE,
     nms="onnx",
-    options=("--opset", "--no-nms", "--int8"),
+    options=("--opset", "--no-nms", "--precision int8"),
     quantize=quantize_openvino,
     hidden_packages=("reconv", "torch", "onnx"),
 )

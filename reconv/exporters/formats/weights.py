@@ -85,7 +85,10 @@ def adapt_torchvision(
             why="a weights file is of use only with the model that it belongs to",
             hint="export the whole model: --to onnx, or --to torch-export",
         )
-    import_package("torchvision")  # raises what to install, where its build does not fit torch
+    if not _can_import("torchvision"):  # the tensors have torchvision's names in Reconv, too
+        options = {**predictor.recipe.model.options, "num_classes": len(predictor.class_names)}
+        network = PackageNetwork("reconv", predictor.recipe.model.name, options)
+        target = replace(target, needs="torch reconv", hidden_packages=())
     return target, replace(metadata, extra={"network_of": network.to_dict(), "names": None})
 
 
@@ -138,7 +141,5 @@ TORCHVISION_PTH = ExportTarget(
     write=write_torchvision_pth,
     needs="torch torchvision",
     contents=_CONTENTS,
-    packages=("torchvision",),
-    extra="torchvision",
     adapt=adapt_torchvision,
 )

@@ -45,7 +45,7 @@ def load_network(folder: Path, settings: dict[str, Any]) -> Any:
     import torch
 
     path, origin = folder / settings["model"], settings["network_of"]
-    if origin["package"] == "reconv":
+    if origin["package"] == "reconv" and path.suffix != ".pth":
         import reconv
 
         return reconv.load(path, device="cpu", backend="eager").module.float()
@@ -61,6 +61,10 @@ def load_network(folder: Path, settings: dict[str, Any]) -> Any:
         network = timm.create_model(origin["name"], **origin["options"])
         names = json.loads((folder / settings["names"]).read_text(encoding="utf-8"))
         tensors = {names[name]: tensor for name, tensor in tensors.items()}
+    elif origin["package"] == "reconv":
+        import reconv
+
+        network = reconv.build_model(origin["name"], **origin["options"])
     else:
         import torchvision
 

@@ -180,7 +180,9 @@ def _convnets_network(t: Translation) -> None:
     if t["pretrained"]:
         t.explain("pretrained", "not supported", "NVIDIA's weights are not downloaded; use --init FILE")
     if t["arch"].startswith("efficientnet-quant"):
-        t.notes.append("quantization-aware training is not supported: reconv export --int8 quantizes a trained network")
+        t.notes.append(
+            "quantization-aware training is not supported: reconv export --precision int8 quantizes a trained network"
+        )
     set_image_size(t)
     t.set(
         "data.preprocess.interpolation",
@@ -235,7 +237,7 @@ def _convnets_training(t: Translation) -> None:
 def translate_quantized(t: Translation, positional: Sequence[str]) -> None:
     """Quantization-aware training, which is not supported: the network is trained without."""
     translate_convnets(t, positional)
-    t.notes.append("after training, reconv export RUN --to onnx --int8 quantizes the network")
+    t.notes.append("after training, reconv export RUN --to onnx --precision int8 quantizes the network")
 
 
 NVIDIA_2019 = Program(

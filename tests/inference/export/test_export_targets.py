@@ -76,6 +76,21 @@ def test_a_torchvision_checkpoint_holds_tensors_alone(weights: Path, tmp_path: P
     assert list(tensors) == list(state) and all(torch.equal(tensors[name], state[name]) for name in state)
 
 
+def test_a_torchvision_checkpoint_needs_no_torchvision(tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "weights.safetensors", example_recipe("resnet10", options={"width": 8}))
+    with pytest.raises(UsageError, match="torchvision has no network like"):
+        reconv.export(weights, to="torchvision-pth", out=tmp_path / "out", images=tmp_path)
+    weights = write_weights(tmp_path / "weights.safetensors", example_recipe("mobilenet_v2"))
+    result = reconv.export(
+        weights, to="torchvision-pth", out=tmp_path / "out", images=write_photographs(tmp_path / "photos", 3)
+    )
+    assert result.report["passed"]
+    tensors = torch.load(result.model, weights_only=True)
+    assert tensors["classifier.1.weight"].shape == (len(CLASSES), 1280)
+    settings = json.loads((result.folder / "preprocess.json").read_text())
+    assert settings["network_of"]["name"] == "mobilenet_v2"
+
+
 def test_networks_that_torchvision_does_not_have_are_refused() -> None:
     found = {
         (name, package): find_package_network(example_recipe(name, options=options), 10, package)
