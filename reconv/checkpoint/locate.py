@@ -9,6 +9,7 @@ Readers take no lock: when retention deletes what they chose, they choose again
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +27,9 @@ from reconv.checkpoint.store import (
     is_checkpoint_name,
     open_store,
 )
-from reconv.core.errors import CheckpointError, UsageError
-from reconv.logging.run_dir import RunDir, no_such_run, runs_in
+from reconv.core.errors import CheckpointError, ExitCode, UnreadableRunError, UsageError
+from reconv.core.text import printable
+from reconv.logging.run_dir import RunDir, no_such_run, read_summary, runs_in
 from reconv.storage.object_stores.store import is_url
 
 MODEL = f"model{SUFFIX}"
@@ -246,12 +248,30 @@ def _best_step(folder: RunDir, store: CheckpointStore, newest: Path) -> tuple[in
 
 def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> CheckpointError:
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
+    failure = "" if skipped else _failure(folder)
+    if failure:
+        return CheckpointError(
+            "the run failed before its first save",
+            where=str(folder.path),
+            why=failure,
+            hint=f"correct the cause, then: reconv resume {shlex.quote(str(folder.path))}",
+        )
     return CheckpointError(
         "the run has no valid checkpoint",
         where=str(folder.checkpoints),
         why=reasons or "nothing was saved yet, or save.every is off",
         hint="wait for the first save, or start the training again",
     )
+
+
+def _failure(folder: RunDir) -> str:
+    """How a run has failed, from its summary; empty if it has not."""
+    try:
+        summary = read_summary(folder.path)
+    except (OSError, ValueError, UnreadableRunError):
+        return ""
+    is_failed = summary.get("exit_code") not in (None, ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.PREEMPTED)
+    return printable(str(summary.get("reason") or "")) if is_failed else ""
 
 
 INDEX_SUFFIX = ".index"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,20 @@ def test_a_damaged_checkpoint_directory_is_an_error(tmp_path: Path) -> None:
     (folder / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"state\.json is missing"):
         locate(folder)
+
+
+def test_a_run_that_failed_before_its_first_save_says_so(tmp_path: Path) -> None:
+    run = start_run(tmp_path / "runs")
+    for code, reason in ((2, "the loss of my_loss raised ValueError"), (4, "no space left on device")):
+        run.summary.write_text(json.dumps({"exit_code": code, "reason": reason}))
+        with pytest.raises(CheckpointError, match="failed before its first save") as caught:
+            locate(run.path)
+        assert (caught.value.why, caught.value.where) == (reason, str(run.path))
+        assert f"reconv resume {run.path}" in str(caught.value)
+    for code in (0, 75, 130):  # finished without saving, stopped
+        run.summary.write_text(json.dumps({"exit_code": code, "reason": "stopped"}))
+        with pytest.raises(CheckpointError, match="no valid checkpoint"):
+            locate(run.path)
 
 
 def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
