@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.errors import CheckpointError, UnreadableRunError
 from reconv.core.version import __version__
 from reconv.recipe.parts.data import Decoder
@@ -233,6 +234,7 @@ class _Evaluation(_Strict):
     step: NonNegativeInt
     weights: str
     metrics: dict[str, float]
+    confidence: dict[str, Any] | None = None
 
 
 class _Monitored(_Strict):
@@ -296,6 +298,10 @@ def check_state(state: Mapping[str, Any], path: Path) -> None:
     if late:
         raise malformed(path / STATE, f"it has an evaluation of step {late[0]:,}, after its own step {checked.step:,}")
     for evaluation in checked.history:
+        try:
+            _ = evaluation.confidence and ConfidenceCalibration.from_dict(evaluation.confidence)
+        except ValueError as error:
+            raise malformed(path / STATE, f"the evaluation of step {evaluation.step:,}: {error}") from error
         if evaluation.weights == checked.monitored.weights and checked.monitored.metric not in evaluation.metrics:
             raise malformed(
                 path / STATE, f"the evaluation of step {evaluation.step:,} has no {checked.monitored.metric}"
@@ -314,3 +320,11 @@ def malformed(path: Path, why: str) -> MalformedCheckpointError:
         why=f"{why}; its checksum is right, so another program or version wrote it",
         hint="move this checkpoint away and use an older one",
     )
+
+
+def confidence_in_state(state: Mapping[str, Any], step: int, weights: str) -> ConfidenceCalibration | None:
+    """The calibrated confidence of some weights at a step, from the evaluations in a checkpoint's state."""
+    for entry in reversed(state["history"]):
+        if entry["step"] == step and entry["weights"] == weights and entry.get("confidence"):
+            return ConfidenceCalibration.from_dict(entry["confidence"])
+    return None

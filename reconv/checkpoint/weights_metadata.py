@@ -19,6 +19,7 @@ from typing import Any
 import safetensors
 from pydantic import ValidationError
 
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.errors import CheckpointError
 from reconv.recipe.schema import Recipe
 from reconv.storage.bounded import open_file, parse_shallow_json
@@ -50,6 +51,7 @@ class WeightsMetadata:
     weights: str = "raw"  # or ema, averaged
     step: int | None = None
     version: str = ""  # of Reconv
+    confidence: ConfidenceCalibration | None = None
 
 
 def to_header(metadata: WeightsMetadata) -> dict[str, str]:
@@ -68,6 +70,7 @@ def to_header(metadata: WeightsMetadata) -> dict[str, str]:
         "recipe": recipe.model_dump(mode="json", include=sections),
         "class_names": list(metadata.class_names),
         "class_ids": list(metadata.class_ids),
+        **({} if metadata.confidence is None else {"confidence": metadata.confidence.to_dict()}),
     }
     text = json.dumps(content, sort_keys=True)
     if len(text) > MAX_BYTES:
@@ -97,6 +100,7 @@ def read_metadata(path: Path) -> WeightsMetadata | None:
             weights=_one_of(content["weights"], WEIGHTS),
             step=_step(content["step"]),
             version=str(content["version"])[:40],
+            confidence=ConfidenceCalibration.from_dict(content["confidence"]) if content.get("confidence") else None,
         )
     except ValidationError as error:
         first = error.errors()[0]

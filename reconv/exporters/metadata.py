@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from reconv.build.postprocess import build_postprocess_config
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.version import __version__
 from reconv.data.transforms.host import resized_shorter_side
 from reconv.detection.postprocess import PostprocessConfig
@@ -57,6 +58,7 @@ class ExportMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict)  # what the run.py of one target needs besides
     header: Mapping[str, str] = field(default_factory=dict)  # of a safetensors file
     timm_names: Mapping[str, str] | None = None  # of the tensors, where timm has the network
+    confidence: ConfidenceCalibration | None = None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class ExportMetadata:
             batch=batch,
             precision=precision,
             nms=NMSRules.of(build_postprocess_config(recipe), nms) if predictor.is_detector else None,
+            confidence=predictor.confidence,
         )
 
     def settings(self, model_file: str) -> dict[str, Any]:
@@ -116,6 +119,7 @@ class ExportMetadata:
             "tta": self.tta,
             "precision": self.precision,
             "nms": None if self.nms is None else asdict(self.nms),
+            "confidence": None if self.confidence is None else self.confidence.to_dict(),
             "versions": {"reconv": __version__, "torch": torch.__version__},
             **self.extra,
         }

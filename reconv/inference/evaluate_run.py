@@ -11,6 +11,7 @@ from reconv.build.saved_model import ModelClasses, read_saved_model
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import CheckpointStore
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.custom_code import CodeConsent, OtherCodeError, TrustCode
 from reconv.core.errors import CheckpointError, UsageError
 from reconv.data.dataset import Split
@@ -23,7 +24,7 @@ from reconv.inference.eval_data import open_eval_set
 from reconv.inference.model_evaluation import EvalResult
 from reconv.inference.prediction_rows import PredictionRows, check_rows_file
 from reconv.inference.predictor import Predictor, find_model
-from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
+from reconv.report.evaluation_files import CheckpointScore, read_scores, write_confidence, write_scores
 from reconv.report.html import write_report
 from reconv.storage.files import disk_errors
 from reconv.storage.work_journal import remove_journal
@@ -53,6 +54,7 @@ class EvalArgs:
     trust_code: CodeConsent
     journal_dir: Path | None  # where the finished batches of a checkpoint are kept; None: nowhere
     predictions: Path | None = None  # where a row for each image is written
+    coverage: float | None = None  # of prediction sets to fit and keep in the run
 
 
 def evaluate(
@@ -75,6 +77,8 @@ def evaluate(
     trust_code: TrustCode = False,
     journal_dir: Path | None = None,
     predictions: str | Path | None = None,
+    calibrate: bool = False,
+    coverage: float = 0.9,
     log: LogFunction = no_log,
 ) -> list[EvalResult]:
     """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
@@ -84,16 +88,20 @@ def evaluate(
     has an `analysis` by class. Several `devices` share the images, with the result of one; `log` must then be a
     function that can be imported. `backend="eager"` repeats an evaluation made during training bit for bit.
     `predictions` is a .csv or .parquet file to write: path, target, prediction, score, loss and split of each image.
-    In `journal_dir` finished batches are kept, so that the same call continues after a kill; delete it when the result
-    is stored. With `all` they are kept in the run directory.
+    With `calibrate`, temperature and prediction sets of `coverage` are fitted on the images and kept in the run: from
+    then on its predictions and exports use them. In `journal_dir` finished batches are kept, so that the same call
+    continues after a kill; delete it when the result is stored. With `all` they are kept in the run directory.
     """
     consent = CodeConsent.of(trust_code)
     args = EvalArgs(
         run, data, split, device, all, weights, best, batch_size, samples, per_class, recipe, backend, precision,
         calibration, consent, journal_dir, None if predictions is None else Path(predictions),
+        coverage if calibrate else None,
     )  # fmt: skip
     if args.predictions is not None:
         check_rows_file(args.predictions)
+    if calibrate and not 0.5 <= coverage < 1:
+        raise UsageError(f"coverage is {coverage:g}", why="it is a fraction from 0.5 to less than 1", hint="0.9")
     if not must_launch(devices, read_launch_env()):
         return _evaluate(args, log)
     assert devices is not None
@@ -124,6 +132,8 @@ def _evaluate(args: EvalArgs, log: LogFunction) -> list[EvalResult]:
 
 
 def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: ProcessGroup, log: LogFunction) -> EvalResult:
+    if args.coverage is not None:
+        _check_calibrate(args, located)
     predictor = Predictor.from_located(
         located,
         weights=args.weights,
@@ -145,12 +155,37 @@ def _evaluate_one(args: EvalArgs, located: LocatedWeights, process_group: Proces
         process_group=process_group,
         journal_dir=args.journal_dir,
         rows=args.predictions is not None,
+        coverage=args.coverage,
         log=log,
     )
+    if result.confidence is not None:
+        calibration = result.confidence
+        process_group.on_rank0(lambda: _write_confidence(calibration, result, located))
     if args.predictions is not None and result.rows is not None:
         file, rows = args.predictions, result.rows
         process_group.on_rank0(lambda: _write_rows(file, rows, located))
     return result
+
+
+def _check_calibrate(args: EvalArgs, located: LocatedWeights) -> None:
+    """Refuse weights that belong to no run, and images that the network was trained on."""
+    if located.run is None or located.checkpoint is None:
+        raise UsageError(
+            f"--calibrate needs a run, and {args.run} is not one",
+            where=str(args.run),
+            why="temperature and prediction sets are kept in the run's folder",
+            hint="weights files that a run has written have those of its end",
+        )
+    located.run.check_links()
+    if args.split == "train":
+        raise UsageError("--calibrate needs images that the network was not trained on", hint="omit --split train")
+
+
+def _write_confidence(calibration: ConfidenceCalibration, result: EvalResult, located: LocatedWeights) -> None:
+    """Keep what was fitted in the run."""
+    assert located.run is not None and result.step is not None
+    with disk_errors(located.run.path, _CANNOT_WRITE):
+        write_confidence(located.run.path, result.step, result.weights, calibration)
 
 
 def _write_rows(file: Path, rows: PredictionRows, located: LocatedWeights) -> None:
@@ -167,6 +202,7 @@ def _check_all(args: EvalArgs, located: LocatedWeights) -> None:
         "--averaged": args.weights == "averaged",
         "--per-class": args.per_class,
         "--predictions": args.predictions is not None,
+        "--calibrate": args.coverage is not None,
     }
     for option in (option for option, is_given in given.items() if is_given):
         raise UsageError(f"--all and {option} cannot be combined", hint="omit one of them")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reconv.build.data import build_eval_loader, limit_samples
 from reconv.build.saved_model import ModelClasses, model_digest
 from reconv.build.task import build_task
 from reconv.core.batch import Batch
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, cores_per_process
 from reconv.core.version import __version__
@@ -34,6 +36,7 @@ from reconv.inference.eval_journal import JournaledMetrics
 from reconv.inference.prediction_rows import PredictionRows
 from reconv.metrics.analysis import analyze_metrics
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
+from reconv.metrics.confidence import FittedConfidence, fit_confidence
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
@@ -62,6 +65,8 @@ class EvalResult:
     )  # of the pass over the images; None: an earlier one did some
     analysis: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # by class, where requested
     rows: PredictionRows | None = field(default=None, compare=False, repr=False)  # by image, where requested
+    confidence: ConfidenceCalibration | None = None  # where requested, and where there were enough images
+    confidence_note: str = ""
 
     @property
     def images_per_s(self) -> float | None:
@@ -79,6 +84,7 @@ class EvalRequest:
     per_class: bool = False
     journal_dir: Path | None = None  # where finished batches are kept until the caller has the result; None: nowhere
     rows: bool = False  # the result has a row for each image
+    coverage: float | None = None  # of the prediction sets to fit; None: the confidence is not calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,12 @@ def evaluate_model(
             why="its rows have one class per image",
             hint="reconv predict RUN FOLDER --json FILE has every label or box",
         )
+    if request.coverage is not None and recipe.task != "classification":
+        raise UsageError(
+            f"the confidence of task: {recipe.task} cannot be calibrated",
+            why="temperature and prediction sets are for one class per image",
+            hint="omit --calibrate",
+        )
     check_same_data(process_group, dataset)
     if recipe.task == "detection" and not has_coco_eval():
         log(f"COCO metrics are not computed: {INSTALL}")
@@ -134,14 +146,17 @@ def evaluate_model(
 
     start_s = time.perf_counter()
     plan = {"data": [dataset.fingerprint(), dataset.origin, len(dataset)], "batch_size": batch_size}
+    plan |= {} if request.coverage is None else {"logits": True}
     with _open_journal(model, backend, plan, request.journal_dir, process_group) as journal, torch.no_grad():
-        journaled = JournaledMetrics.open(task.metrics, open_loader, journal, process_group)
+        make_metrics = task.metrics if request.coverage is None else partial(_with_logits, task.metrics)
+        journaled = JournaledMetrics.open(make_metrics, open_loader, journal, process_group)
         update_metrics(journaled, journaled.loader, step, step_boundary=model.device.step_boundary)
         journaled.finish_part()
     metrics = journaled.metrics
     merge_ranks(metrics, bad, process_group, journaled.kept)
     values = metrics.compute()
     wall_s = time.perf_counter() - start_s
+    fitted = _fit_confidence(metrics, request)
     return EvalResult(
         model.path,
         model.step,
@@ -155,7 +170,24 @@ def evaluate_model(
         wall_s=None if journaled.was_continued else wall_s,
         analysis=analyze_metrics(metrics, dataset.class_names) if request.per_class else None,
         rows=_rows(metrics, dataset, request),
+        confidence=fitted.calibration,
+        confidence_note=fitted.note,
     )
+
+
+def _with_logits(make_metrics: Callable[[], Metrics]) -> Metrics:
+    """Metrics that keep the logits of all images."""
+    metrics = make_metrics()
+    assert isinstance(metrics, ClassificationMetrics)
+    metrics.keeps_logits = True
+    return metrics
+
+
+def _fit_confidence(metrics: Metrics, request: EvalRequest) -> FittedConfidence:
+    """The calibrated confidence, where the request asks for it."""
+    if request.coverage is None or not isinstance(metrics, ClassificationMetrics):
+        return FittedConfidence(None, "")
+    return fit_confidence(*metrics.logits(), request.coverage)
 
 
 def _rows(metrics: Metrics, dataset: Dataset, request: EvalRequest) -> PredictionRows | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.errors import UsageError
 from reconv.detection.postprocess import Detections
 from reconv.inference.image_reader import ImageInfo, ImageSample
@@ -29,6 +30,7 @@ class OutputClasses:
     task: str
     names: tuple[str, ...]  # for people
     ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+    confidence: ConfidenceCalibration | None = None  # of a classifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,10 @@ def without_gc() -> Iterator[None]:
 
 
 def select_outputs(
-    outputs: Any, task: str, selection: Selection, postprocess: Callable[[Any], Detections] | None
+    outputs: Any, classes: OutputClasses, selection: Selection, postprocess: Callable[[Any], Detections] | None
 ) -> Any:
     """Select the outputs for predictions, on the device: scores and labels [n, k], or detections."""
+    task, confidence = classes.task, classes.confidence
     if task == "detection":
         assert postprocess is not None
         return postprocess(outputs)
@@ -71,6 +74,9 @@ def select_outputs(
     if task == "multilabel":
         return tuple(logits.sigmoid().sort(dim=1, descending=True, stable=True))
     k = min(selection.top or TOP_K, logits.shape[1])
+    if confidence is not None:
+        logits = logits / confidence.temperature
+        k = max(k, confidence.most_classes(logits.shape[1]))
     return softmax_topk(logits, k) if supports(logits, k) else tuple(logits.softmax(dim=1).topk(k))
 
 
@@ -84,12 +90,19 @@ def make_predictions(
     scores, labels = selected
     min_score = MULTILABEL_THRESHOLD if selection.min_score is None else selection.min_score
     names, is_multilabel = classes.names, classes.task == "multilabel"
+    confidence = None if is_multilabel else classes.confidence
     for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
         pairs = list(zip(row_scores, row_labels, strict=True))
         if is_multilabel:
             pairs = [pair for pair in pairs if pair[0] >= min_score][: selection.top]
         found = tuple([ClassScore(names[label], score, label) for score, label in pairs])
-        yield Prediction(sample.path, found, image=sample.image)
+        if confidence is None:
+            yield Prediction(sample.path, found, image=sample.image)
+            continue
+        members = (
+            None if confidence.coverage is None else tuple(c.name for c in found if c.score >= confidence.threshold)
+        )
+        yield Prediction(sample.path, found[: selection.top or TOP_K], image=sample.image, prediction_set=members)
 
 
 def _boxes(

@@ -49,7 +49,7 @@ class PredictStep:
     def start(self, images: Tensor, selection: Selection) -> Callable[[], Any]:
         """Start the network; the returned call waits for what its predictions are made from."""
         with self.lock, torch.no_grad():
-            selected = select_outputs(self.backend(images), self.classes.task, selection, self.postprocess)
+            selected = select_outputs(self.backend(images), self.classes, selection, self.postprocess)
             if isinstance(selected, Detections):
                 return selected.cpu
             waits = [self.device.copy_to_host(tensor) for tensor in selected]

@@ -78,6 +78,14 @@ class Prediction:
     error: str = ""  # why the image could not be read
     saved_image: Path | None = None  # the copy of the image with its boxes, where one was requested
     image: ImageInput | None = field(default=None, compare=False)  # what was predicted, as it was passed
+    prediction_set: tuple[str, ...] | None = (
+        None  # the classes that are probable enough; None: the model promises nothing
+    )
+
+    @property
+    def unsure(self) -> bool | None:
+        """True if the prediction set has no class or several; None where the model promises nothing."""
+        return None if self.prediction_set is None else len(self.prediction_set) != 1
 
     @property
     def label(self) -> str | None:
@@ -107,6 +115,8 @@ class Prediction:
             found["boxes"] = [box.to_dict() for box in self.boxes]
         elif not self.error:
             found["classes"] = [item.to_dict() for item in self.classes]
+            if self.prediction_set is not None:
+                found |= {"unsure": self.unsure, "prediction_set": list(self.prediction_set)}
         return {
             "path": None if self.path is None else self.shown_path,
             **found,
@@ -124,11 +134,14 @@ class Prediction:
             None if boxes is None else tuple(map(DetectedBox.from_dict, boxes)),
             values.get("error", ""),
             None if saved is None else Path(saved),
+            prediction_set=tuple(values["prediction_set"]) if "prediction_set" in values else None,
         )
 
     def __str__(self) -> str:
         found = self.classes if self.boxes is None else self.boxes
         text = self.error or ", ".join(map(str, found)) or "nothing found"
+        if self.unsure:
+            text += f" (unsure: {', '.join(self.prediction_set or ()) or 'no class is probable enough'})"
         return f"{self.shown_path}: {text}" if self.path is not None else text
 
     def __repr__(self) -> str:

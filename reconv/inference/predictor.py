@@ -20,6 +20,7 @@ from reconv.build.postprocess import build_postprocess
 from reconv.build.saved_model import ModelClasses, SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.core.batch import Batch
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.custom_code import TrustCode
 from reconv.core.errors import DataError, UsageError
 from reconv.core.machine import Machine, cores_per_process, usable_cores
@@ -77,6 +78,7 @@ class Predictor:
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people; empty: their names
+    confidence: ConfidenceCalibration | None = None  # of a classifier, where enough images were validated
     _buffers: PixelBuffers = field(default_factory=lambda: PixelBuffers(False), compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False)  # held by what uses the network
 
@@ -181,6 +183,7 @@ class Predictor:
             class_ids=saved.class_ids,
             data_fingerprint=saved.data_fingerprint,
             display_names=saved.display_names,
+            confidence=saved.confidence,
             _buffers=PixelBuffers(opened.kind == "cuda"),
         )
 
@@ -348,13 +351,15 @@ class Predictor:
         process_group: ProcessGroup | None = None,
         journal_dir: Path | None = None,
         rows: bool = False,
+        coverage: float | None = None,
         log: LogFunction = no_log,
     ) -> EvalResult:
         """Evaluate on a split (validation) of `data`, else of the run's own data, or on `samples` images of it.
 
-        With `per_class`, the result has an `analysis` by class, with `rows` a row for each image. All ranks of a
-        process group get the same result. In `journal_dir` finished batches are kept, so that the same call continues
-        after a kill; delete it afterwards.
+        With `per_class`, the result has an `analysis` by class, with `rows` a row for each image. With `coverage`,
+        temperature and prediction sets that have the right class of such a share of images are fitted: the `confidence`
+        of the result. All ranks of a process group get the same result. In `journal_dir` finished batches are kept, so
+        that the same call continues after a kill; delete it afterwards.
         """
         from reconv.inference.model_evaluation import EvalModel, EvalRequest, evaluate_model
 
@@ -368,7 +373,7 @@ class Predictor:
             self.step,
             self.weights,
         )
-        request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir, rows)
+        request = EvalRequest(data, split, batch_size, samples, per_class, journal_dir, rows, coverage)
         with self._lock:
             return evaluate_model(model, request, process_group, log)
 
@@ -378,7 +383,7 @@ class Predictor:
         return Batch(tensors, rows, (len(samples),)).map(self.device.move)
 
     def _step(self) -> PredictStep:
-        classes = OutputClasses(self.recipe.task, self.classes, self.class_ids)
+        classes = OutputClasses(self.recipe.task, self.classes, self.class_ids, self.confidence)
         postprocess = build_postprocess(self.recipe, self.device) if self.is_detector else None
         return PredictStep(self.backend, self.device, classes, postprocess, self._lock)
 

@@ -101,6 +101,7 @@ class EvalFinished(Event):
     best: bool  # so far
     partial: bool = False  # only a part of the validation set was evaluated
     skipped: int = 0  # images that could not be read; they are not part of the metrics
+    confidence: Mapping[str, Any] = field(default_factory=dict)  # the calibration, where it was fitted
 
 
 @dataclass(frozen=True, slots=True)

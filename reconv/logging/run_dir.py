@@ -31,7 +31,7 @@ from reconv.storage.files import FileSystem, disk_errors
 RUN_FILES = frozenset(
     """
     run.json recipe.yaml events.jsonl summary.json report.html best.json averaged.safetensors evaluations.csv
-    classification.json detection.json training.csv validation.csv scalars.csv mlperf.log job.json
+    classification.json detection.json confidence.json training.csv validation.csv scalars.csv mlperf.log job.json
     """.split()  # noqa: SIM905
 )
 RUN_FOLDERS = ("images", "logs", "traces")

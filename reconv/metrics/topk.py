@@ -68,6 +68,7 @@ class ClassificationMetrics:
     """Accumulates loss, top-1 and top-5 accuracy on the device; `compute` reads the sums once."""
 
     def __init__(self, num_classes: int) -> None:
+        self.keeps_logits = False  # of all images, for `metrics.confidence`
         self.num_samples = 0
         self.num_classes = num_classes
         self._k = min(TOP_K, num_classes)
@@ -75,6 +76,7 @@ class ClassificationMetrics:
         self._correct5: Tensor | int = 0
         self._losses: list[Tensor] = []  # of each batch, in fp64: its first position and its loss sum
         self._rows: list[Tensor] = []  # of each batch, in fp64: the columns of PredictionTable
+        self._logits: list[Tensor] = []  # of each batch, in fp32 and in the order of its rows
 
     def update(self, outputs: Any, batch: Batch) -> None:
         """Add logits [n, classes] for a batch with `targets` and `indices`."""
@@ -90,6 +92,8 @@ class ClassificationMetrics:
         scores = logits.softmax(dim=1).gather(1, best_two)
         columns = [batch["indices"][:, None], targets[:, None], best_two, scores, losses[:, None]]
         self._rows.append(torch.cat([to_accumulate_dtype(column) for column in columns], dim=1))
+        if self.keeps_logits:
+            self._logits.append(logits.detach().float())
 
     def compute(self) -> dict[str, float]:
         n = max(1, self.num_samples)
@@ -102,7 +106,8 @@ class ClassificationMetrics:
     def state(self) -> MetricsState:
         losses = torch.stack(self._losses).cpu().double().numpy() if self._losses else np.zeros((0, 2))
         counts = np.array([self.num_samples, int(self._correct1), int(self._correct5)], np.int64)
-        return {"counts": counts, "losses": losses, "rows": self._all_rows().numpy()}
+        state = {"counts": counts, "losses": losses, "rows": self._all_rows().numpy()}
+        return {**state, "logits": self._all_logits().numpy()} if self.keeps_logits else state
 
     def merge(self, states: Sequence[MetricsState]) -> None:
         """Replace what was accumulated by these states, which include its own."""
@@ -110,10 +115,21 @@ class ClassificationMetrics:
         self.num_samples, self._correct1, self._correct5 = (int(count) for count in counts)
         self._losses = [batch for state in states for batch in torch.from_numpy(state["losses"])]
         self._rows = [torch.from_numpy(state["rows"]) for state in states]
+        if self.keeps_logits:
+            self._logits = [torch.from_numpy(state["logits"]) for state in states]
 
     def predictions(self) -> PredictionTable:
         """The prediction for each image. Synchronizes with the device."""
         return PredictionTable.from_rows(self._all_rows().numpy())
+
+    def logits(self) -> tuple[Tensor, Tensor]:
+        """The logits [n, classes] and the class indices [n] on the host, in the order of the validation set."""
+        rows = self._all_rows()
+        order = torch.argsort(rows[:, 0], stable=True)
+        return self._all_logits()[order], rows[order, 1].long()
+
+    def _all_logits(self) -> Tensor:
+        return torch.cat(self._logits).cpu() if self._logits else torch.zeros(0, self.num_classes)
 
     def _all_rows(self) -> Tensor:
         return torch.cat(self._rows).cpu().double() if self._rows else torch.zeros(0, _COLUMNS, dtype=torch.float64)

@@ -71,7 +71,11 @@ _TABLE = (
     Shortcut("seed", "seed", "Random seed.", int, "N", 0),
     Shortcut("model", "model.name", "Another model, by name.", str, "NAME"),
     Shortcut(
-        *("init", "model.init", "Initial weights: a file, a run, torchvision:NAME, timm:NAME or a URL."),
+        *(
+            "init",
+            "model.init",
+            "Initial weights: a file, a run, torchvision:NAME, timm:NAME, hf://OWNER/MODEL or a URL.",
+        ),
         metavar="WEIGHTS",
     ),
     Shortcut(

@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.logging.json_lines import CHECKSUM, add_checksum, verify_checksum
 from reconv.storage import read_limits
-from reconv.storage.bounded import parse_shallow_json, read_text
+from reconv.storage.bounded import (
+    NotRegularFileError,
+    NotTextError,
+    TooLargeError,
+    parse_shallow_json,
+    read_json_object,
+    read_text,
+)
 from reconv.storage.files import write_atomic
 from reconv.storage.transient import is_machine_fault
 
@@ -24,6 +32,7 @@ EVALUATIONS_FILE = "evaluations.csv"
 # The analyses of the last evaluation and their versions; a file of another version is ignored.
 CLASSIFICATION_FILE, CLASSIFICATION_VERSION = "classification.json", 1
 DETECTION_FILE, DETECTION_VERSION = "detection.json", 3
+CONFIDENCE_FILE, CONFIDENCE_VERSION = "confidence.json", 1  # what `reconv eval --calibrate` has fitted
 _KEY_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")
 
 
@@ -124,3 +133,27 @@ def _write_analysis(file: Path, version: int, analysis: Mapping[str, Any]) -> No
     content = {"version": version, **analysis}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     write_atomic(file, add_checksum(text.encode("utf-8", "backslashreplace")) + b"\n")
+
+
+def read_confidence(run_dir: Path, step: int, weights: str) -> ConfidenceCalibration | None:
+    """What `reconv eval --calibrate` has fitted for the weights of a step; None without such a file."""
+    try:
+        content = read_json_object(run_dir / CONFIDENCE_FILE, read_limits.SUMMARY_BYTES)
+        if content.get("version") != CONFIDENCE_VERSION:
+            return None
+        found = content["fitted"].get(f"{step} {weights}")
+        return None if found is None else ConfidenceCalibration.from_dict(found)
+    except (FileNotFoundError, NotRegularFileError, TooLargeError, NotTextError, ValueError, KeyError, AttributeError):
+        return None  # a damaged file promises nothing
+
+
+def write_confidence(run_dir: Path, step: int, weights: str, calibration: ConfidenceCalibration) -> None:
+    """Add the calibrated confidence of the weights of a step to `confidence.json`."""
+    try:
+        content = read_json_object(run_dir / CONFIDENCE_FILE, read_limits.SUMMARY_BYTES)
+        fitted = dict(content["fitted"]) if content.get("version") == CONFIDENCE_VERSION else {}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        fitted = {}
+    fitted[f"{step} {weights}"] = calibration.to_dict()
+    text = json.dumps({"version": CONFIDENCE_VERSION, "fitted": fitted}, indent=2)
+    write_atomic(run_dir / CONFIDENCE_FILE, text + "\n")

@@ -33,6 +33,7 @@ def model_info(replicas: Sequence[Predictor]) -> dict[str, Any]:
         "backend": predictor.backend.name,
         "precision": predictor.backend.precision,
         "metrics": metrics,
+        "confidence": None if predictor.confidence is None else predictor.confidence.to_dict(),
         "card": model_card(predictor),
     }
 

@@ -167,7 +167,9 @@ def _raw_rows(predictor: Predictor, samples: Sequence[ImageSample]) -> list[dict
     """The logits and probabilities of each image, computed as those of its prediction."""
     logits = predictor.logits(samples)
     exact = to_accumulate_dtype(logits)
-    probabilities = exact.sigmoid() if predictor.recipe.task == "multilabel" else exact.softmax(dim=1)
+    temperature = 1.0 if predictor.confidence is None else predictor.confidence.temperature
+    is_multilabel = predictor.recipe.task == "multilabel"
+    probabilities = exact.sigmoid() if is_multilabel else (exact / temperature).softmax(dim=1)
     rows = zip(logits.float().numpy(), probabilities.numpy(), strict=True)
     return [{"logits": row, "probabilities": row_probabilities} for row, row_probabilities in rows]
 

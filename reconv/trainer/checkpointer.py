@@ -19,6 +19,7 @@ from torch import Tensor
 from reconv.build.code import code_digests
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.best import BestCheckpoint, best_evaluation, write_best
+from reconv.checkpoint.manifest import confidence_in_state
 from reconv.checkpoint.run_identity import read_identity
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint, SavedCheckpoint, WrongTensorError, folder_name
 from reconv.checkpoint.weights_metadata import WeightsMetadata, to_header
@@ -327,7 +328,11 @@ def weights_headers(state: Mapping[str, Any], recipe: Recipe, step: int) -> dict
     raw = WeightsMetadata(
         recipe, tuple(state["class_names"]), tuple(state.get("class_ids", ())), "raw", step, __version__
     )
-    return {"model": to_header(raw), "ema": to_header(replace(raw, weights="ema"))}
+    raw, ema = (
+        replace(raw, weights=weights, confidence=confidence_in_state(state, step, weights))
+        for weights in ("raw", "ema")
+    )
+    return {"model": to_header(raw), "ema": to_header(ema)}
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:

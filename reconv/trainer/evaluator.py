@@ -36,6 +36,7 @@ from reconv.device import without_cudnn_benchmark
 from reconv.device.graphs import CallGraphs, GraphCapture, batch_shape
 from reconv.logging.events import EvalFinished
 from reconv.logging.phases import Phase, PhaseTimer
+from reconv.metrics.confidence import MAX_LOGITS, fit_confidence
 from reconv.metrics.detection import DetectionMetrics
 from reconv.metrics.multilabel import MultilabelMetrics
 from reconv.metrics.topk import ClassificationMetrics
@@ -105,6 +106,9 @@ class Evaluator:
         start_s = time.perf_counter()
         run, task = self._run, self._state.task
         metrics = task.metrics()
+        coverage = self._coverage(step)
+        if isinstance(metrics, ClassificationMetrics) and coverage is not None:
+            metrics.keeps_logits = True
         was_stopped = False
         try:
             precision = self._state.network.precision
@@ -136,7 +140,31 @@ class Evaluator:
             best=False,
             partial=self.is_partial,
             skipped=skipped,
+            confidence=self._fit_confidence(metrics, step, weights, coverage),
         )
+
+    def _coverage(self, step: int) -> float | None:
+        """The coverage of prediction sets that are fitted after a step: the last one, or any that may be the last."""
+        recipe, plan = self._run.recipe, self._run.plan
+        may_end = recipe.early_stopping.target != "off" or recipe.early_stopping.patience != "off"
+        is_small = plan.num_val * plan.num_classes <= MAX_LOGITS
+        if recipe.evaluate.coverage == "off" or not is_small or not (may_end or step >= plan.total_steps):
+            return None
+        return recipe.evaluate.coverage
+
+    def _fit_confidence(self, metrics: Metrics, step: int, weights: str, coverage: float | None) -> dict[str, Any]:
+        """The calibration as plain data; empty where none is fitted."""
+        if coverage is None or not (isinstance(metrics, ClassificationMetrics) and metrics.keeps_logits):
+            return {}
+
+        def fit() -> tuple[dict[str, Any], str]:
+            fitted = fit_confidence(*metrics.logits(), coverage)
+            return {} if fitted.calibration is None else fitted.calibration.to_dict(), fitted.note
+
+        values, note = self._run.process_group.on_rank0(fit)
+        if step >= self._run.plan.total_steps and weights == self.monitored_weights:
+            self._run.logger.info(note, step)
+        return values
 
     def _merge_ranks(self, metrics: Metrics, was_stopped: bool) -> None:
         process_group = self._run.process_group

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from reconv.checkpoint.best import best_evaluation
 from reconv.core.batch import Batch
@@ -19,6 +20,7 @@ from reconv.core.stop_signals import signal_name
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.clock import RunClock
+from reconv.logging.events import EvalFinished
 from reconv.logging.phases import Phase
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
@@ -246,7 +248,7 @@ class Trainer:
                 results = evaluator.evaluate(step, self._stop_requested)
         except EvaluationStopped:  # it runs again after the resume
             return False
-        history += [{"step": step, "weights": result.weights, "metrics": dict(result.metrics)} for result in results]
+        history += [_history_entry(result) for result in results]
         after = best_evaluation(history, evaluator.metric, evaluator.monitored_weights)
         improved = after is not None and (before is None or after.value > before.value)
         for result in results:
@@ -359,3 +361,9 @@ class Trainer:
             yield
         finally:
             self.process_group.set_phase("waiting for data")
+
+
+def _history_entry(result: EvalFinished) -> dict[str, Any]:
+    """What checkpoints keep of an evaluation."""
+    entry = {"step": result.step, "weights": result.weights, "metrics": dict(result.metrics)}
+    return {**entry, "confidence": dict(result.confidence)} if result.confidence else entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,14 @@ def test_predictions_agree_with_the_metrics_of_evaluation(classifier: Path) -> N
     scores = [
         next(c.score for c in p.classes if c.index == target) for p, target in zip(predictions, targets, strict=True)
     ]
-    assert -np.log(scores).mean() == pytest.approx(result.metrics["loss"], abs=1e-5)
+    assert predictor.confidence is not None  # its scores are those of logits / temperature
+    plain = replace(predictor, confidence=None).predict(images, top=10, batch_size=100)
+    assert [p.classes[0].index for p in plain] == [p.classes[0].index for p in predictions]
+    right = [next(c.score for c in p.classes if c.index == target) for p, target in zip(plain, targets, strict=True)]
+    assert -np.log(right).mean() == pytest.approx(result.metrics["loss"], abs=1e-5)
+    assert -np.log(scores).mean() < -np.log(right).mean()
+    covered = [predictor.class_names[t] in p.prediction_set for p, t in zip(predictions, targets, strict=True)]
+    assert np.mean(covered) > 0.85
     for prediction in predictions[:20]:
         assert sum(found.score for found in prediction.classes) == pytest.approx(1)
         assert [found.score for found in prediction.classes] == sorted(c.score for c in prediction.classes)[::-1]
@@ -116,7 +124,7 @@ def test_module_and_preprocess_give_the_scores_of_the_model(classifier: Path) ->
     batch = model.preprocess(image)
     assert batch.shape == (1, 1, 8, 8) and not model.module.training
     with torch.no_grad():
-        scores = model.module(batch).softmax(1)[0]
+        scores = (model.module(batch) / model.confidence.temperature).softmax(1)[0]
     best = model(image).classes[0]
     assert model.classes == model.class_names == tuple("0123456789")
     assert model.classes[int(scores.argmax())] == best.name

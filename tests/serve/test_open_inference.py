@@ -57,7 +57,8 @@ def test_encoded_images_give_the_tensors_of_the_model(
     assert (answer.json["model_name"], answer.json["model_version"], answer.json["id"]) == ("quickstart", "66", "a1")
     assert (found["logits"]["datatype"], found["logits"]["shape"]) == ("FP32", [len(images), 10])
     assert np.float32(found["logits"]["data"]).tolist() == logits.flatten().tolist()
-    probabilities = logits.double().softmax(dim=1).float()
+    assert predictor.confidence is not None
+    probabilities = (logits.double() / predictor.confidence.temperature).softmax(dim=1).float()
     assert np.float32(found["probabilities"]["data"]).tolist() == probabilities.flatten().tolist()
     assert found["labels"]["datatype"] == "BYTES"
     assert found["labels"]["data"] == [predictor.classes[index] for index in logits.argmax(dim=1)]

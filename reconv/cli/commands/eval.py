@@ -59,6 +59,15 @@ _CLASS_COLUMNS = {
     type=click.Path(dir_okay=False),
     help="Write path, target, prediction, score, loss and split of each image: FILE.csv or FILE.parquet.",
 )
+@click.option("--calibrate", is_flag=True, help="Fit temperature and prediction sets on the images; keep them in RUN.")
+@click.option(
+    "--coverage",
+    metavar="P",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="--calibrate: the share of images whose prediction set has the right class.",
+)
 @click.option("--all", "every", is_flag=True, help="Evaluate every checkpoint in order; skip those done before.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images per forward pass.")
 @click.option(
@@ -91,6 +100,7 @@ def eval_command(
       reconv eval runs/quickstart/1
       reconv eval runs/quickstart/1 --per-class
       reconv eval runs/quickstart/1 --split train --predictions runs/quickstart/1/predictions-train.csv
+      reconv eval runs/resnet50/1 --calibrate --coverage 0.95
       reconv eval runs/resnet50/1 --all
       reconv eval runs/resnet50/1 --devices 8
       reconv eval runs/resnet50/1 --data flowers/ --split test
@@ -119,6 +129,8 @@ def eval_command(
             remove_journal(journal_dir)
         return
     _print_metrics(results)
+    for note in (result.confidence_note for result in results if result.confidence_note):
+        print_line(note)
     for result in results if per_class else ():
         _print_classes(result)
 
@@ -174,6 +186,7 @@ def _to_json(result: EvalResult) -> dict[str, Any]:
         "data": result.data,
         "images_per_s": result.images_per_s,
         **({} if result.analysis is None else {"analysis": dict(result.analysis)}),
+        **({} if result.confidence is None else {"confidence": result.confidence.to_dict()}),
         "path": str(result.path),
     }
 

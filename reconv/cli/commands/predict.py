@@ -130,7 +130,8 @@ def _print_predictions(predictions: Sequence[Prediction], json_file: str | None)
             for prediction in good
             for rank, cells in enumerate(_class_cells(prediction))
         ]
-        print_table(["image", "class", "score"], rows)
+        with_sets = any(prediction.prediction_set is not None for prediction in good)
+        print_table(["image", "class", "score", *(["prediction set"] if with_sets else [])], rows)
 
 
 def _unreadable_images(result: SharedPredictions) -> DataError:
@@ -146,8 +147,12 @@ def _unreadable_images(result: SharedPredictions) -> DataError:
 
 
 def _class_cells(prediction: Prediction) -> list[list[str]]:
-    """Name and score of each class; one row for an image without a label."""
-    return [[found.name, percent(found.score)] for found in prediction.classes] or [["none", ""]]
+    """Name and score of each class, and the prediction set in the first row; one row for an image without a label."""
+    rows = [[found.name, percent(found.score)] for found in prediction.classes] or [["none", ""]]
+    if prediction.prediction_set is not None:
+        names = ", ".join(prediction.prediction_set) or "no class is probable enough"
+        rows = [[*row, f"unsure: {names}" if prediction.unsure and n == 0 else ""] for n, row in enumerate(rows)]
+    return rows
 
 
 def _print_boxes(predictions: Sequence[Prediction]) -> None:

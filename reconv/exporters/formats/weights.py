@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from reconv.build.package_networks import PackageNetwork, find_package_network, timm_names
 from reconv.checkpoint.safetensors_bytes import encode
 from reconv.checkpoint.weights_metadata import KEY, WeightsMetadata, to_header
 from reconv.core.errors import UsageError
 from reconv.exporters.folder import write_json
 from reconv.exporters.metadata import ExportMetadata
-from reconv.exporters.package_networks import PackageNetwork, find_package_network, timm_names
 from reconv.exporters.targets import ExportOptions, ExportTarget
 from reconv.inference.backends.exported import ExportClassifier
 from reconv.inference.predictor import Predictor
@@ -51,6 +51,7 @@ def adapt_safetensors(
             weights=predictor.weights,
             step=predictor.step,
             version=metadata.settings("")["versions"]["reconv"],
+            confidence=predictor.confidence,
         )
     )
     found = [

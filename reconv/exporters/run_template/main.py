@@ -153,15 +153,21 @@ def to_predictions(
                 boxes.append({"index": label, "name": names[label], **class_id, "score": score, "box_xyxy": box})
             yield {"boxes": [box for box in boxes if box["score"] >= min_score][:top]}
         return
-    logits = outputs["logits"].astype(np.float64)
+    logits, confidence = outputs["logits"].astype(np.float64), settings.get("confidence")
     if settings["task"] == "multilabel":
-        scores = 1 / (1 + np.exp(-logits))
+        scores, confidence = 1 / (1 + np.exp(-logits)), None
     else:
+        logits = logits / (confidence["temperature"] if confidence else 1)
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores, top = powers / powers.sum(axis=1, keepdims=True), top or 5
     for row in scores:
         order = [int(index) for index in np.argsort(-row, kind="stable") if row[index] >= min_score][:top]
-        yield {"classes": [{"index": index, "name": names[index], "score": float(row[index])} for index in order]}
+        found = {"classes": [{"index": index, "name": names[index], "score": float(row[index])} for index in order]}
+        if confidence and confidence["coverage"] is not None:
+            ranked = np.argsort(-row, kind="stable")
+            members = [names[index] for index in ranked if row[index] >= confidence["threshold"]]
+            found |= {"unsure": len(members) != 1, "prediction_set": members}
+        yield found
 
 
 def printable(text: str) -> str:
@@ -220,6 +226,8 @@ def main() -> int:
             for found in item["boxes" if "boxes" in item else "classes"]:
                 box = " ".join(f"{edge:8.1f}" for edge in found.get("box_xyxy", ()))
                 print(printable(f"  {found['score']:7.2%}  {found['name']}  {box}".rstrip()))
+            if item.get("unsure"):
+                print(printable(f"  unsure: {', '.join(item['prediction_set']) or 'no class is probable enough'}"))
     return 1 if num_bad else 0
 
 

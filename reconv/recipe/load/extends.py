@@ -138,7 +138,7 @@ def _split_schedule(content: document.Document) -> None:
 
 def absolute_path(value: str, folder: Path) -> str:
     """An absolute path; URLs and names like torchvision:resnet50 stay."""
-    if not value or is_url(value) or value.startswith(("torchvision:", "timm:")):
+    if not value or is_url(value) or value.startswith(("torchvision:", "timm:", "hf:/")):
         return value
     return os.path.abspath(folder / os.path.expanduser(value))
 

@@ -22,6 +22,7 @@ _MAY_CHANGE = (
         "data.transfer_dtype",
         "data.bad_images",
     ),
+    "evaluate.coverage",
     *("engine.num_threads", "engine.cpu_affinity", "engine.verify", "loggers", "profile"),
     *("parallel.bucket_cap_mb", "parallel.heartbeat_timeout_s"),
 )

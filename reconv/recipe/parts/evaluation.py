@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from reconv.recipe.units import Duration, Listed, Off, Positive, PositiveFraction, Section
 
 MULTILABEL_THRESHOLD = 0.5  # of the sigmoid, for F1 and predictions
@@ -23,6 +25,9 @@ class EvaluateConfig(Section):
     best_metric: str | None = None
     """Metric that decides which checkpoint is best and when early_stopping ends a run, larger is better: of
     classification top1 (null), top5 or one of your own metrics; of detection null, which is detection.metric."""
+    coverage: Annotated[float, Field(ge=0.5, lt=1)] | Off = 0.9
+    """Share of images whose prediction set has the right class (conformal prediction). At the end of a run temperature
+    and sets of a classifier are fitted on its validation images, if there are enough; `off`: neither."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
     """Test-time augmentation, also for prediction: average the logits of the image and its mirror image (`flip`), and
     of both shifted by one pixel to the upper left and the lower right at half weight (`flip-translate`)."""

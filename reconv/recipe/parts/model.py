@@ -21,7 +21,8 @@ class ModelConfig(Section):
     zero_init_last: bool = False
     """Initialize the last norm of each residual block to zero, in ResNets; model.options.zero_gamma overrides it."""
     init: str | None = None
-    """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
+    """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME, hf://OWNER/MODEL or an https URL; null is
+    random."""
     resume_from: str | None = None
     """A checkpoint of another run, or of torchvision's, NVIDIA's or timm's program, to continue: its weights,
     momentum and epoch."""

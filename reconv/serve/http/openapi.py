@@ -72,6 +72,12 @@ SCHEMAS: dict[str, Schema] = {
         **_object(
             "width height",
             classes={**_array(_ref("Class")), "description": "Of a classifier, best score first."},
+            unsure={**_BOOLEAN, "description": "Of a calibrated classifier: the set has no class or several."},
+            prediction_set={
+                **_array(_STRING),
+                "description": "Of a calibrated classifier: the classes that are probable enough; it has the right one "
+                "as often as the model promises (`coverage` in the metadata of the model).",
+            },
             boxes={**_array(_ref("Box")), "description": "Of a detector, best score first."},
             width=_INTEGER,
             height=_INTEGER,
@@ -110,6 +116,10 @@ SCHEMAS: dict[str, Schema] = {
         backend=_STRING,
         precision=_STRING,
         metrics={"type": "object", "additionalProperties": _NUMBER},
+        confidence={
+            "type": ["object", "null"],
+            "description": "Temperature and prediction sets of a calibrated classifier.",
+        },
         card=_STRING,
     ),
     "Error": _object("error", error=_object("code message", code=_STRING, message=_STRING)),

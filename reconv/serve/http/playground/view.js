@@ -91,6 +91,7 @@ export function summary(item, model, minScore) {
   if (!item.answer) return item.isRunning ? "…" : "waiting";
   const best = found(item, model, minScore);
   if (!best.length) return "nothing found";
+  if (item.answer.predictions[0].unsure) return `${best[0].name}? ${Math.round(100 * best[0].score)} %`;
   if (model.task === "detection" && best.length > 1) return `${best.length} objects: ${best[0].name}`;
   return `${best[0].name} ${Math.round(100 * best[0].score)} %`;
 }
@@ -191,8 +192,19 @@ function showList(item, model, view, items) {
   while (list.children.length < items.length) list.append(listRow());
   items.forEach((one, number) => fillRow(list.children[number], one, number, isDetector, hasMaps ? one.index === mapIndex : null));
   const isEmpty = Boolean(item.answer) && !items.length;
+  showUnsure(item.answer?.predictions[0], model);
   at("list-hint").hidden = !isEmpty && !hasMaps;
   at("list-hint").textContent = isEmpty ? "Nothing has at least this score." : "Select a class to see where the network looked for it.";
+}
+
+/** What a calibrated classifier knows of its own prediction. */
+function showUnsure(prediction, model) {
+  at("unsure").hidden = !prediction?.unsure;
+  if (!prediction?.unsure) return;
+  const names = prediction.prediction_set, share = percent(model.confidence?.coverage ?? 0);
+  at("unsure").textContent = names.length
+    ? `Unsure: ${names.join(", ")}. One of these is right for ${share} of such images.`
+    : "Unsure: no class is probable enough. The image may be unlike those the model knows.";
 }
 
 function listRow() {
