@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import ValidationError
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from reconv.build.model import Network, build_network
 from reconv.checkpoint.load_weights import load_weights, read_weights
-from reconv.checkpoint.locate import EMA, LocatedWeights, is_remote, locate, read_located
-from reconv.checkpoint.manifest import check_state
+from reconv.checkpoint.locate import EMA, HUB, LocatedWeights, is_remote, locate, read_located
+from reconv.checkpoint.manifest import check_state, confidence_in_state
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.core.code_folders import add_folders
+from reconv.core.confidence import ConfidenceCalibration
 from reconv.core.custom_code import TrustCode, provide, require_trust
 from reconv.core.errors import CheckpointError
 from reconv.data.readers.imagenet.classes import with_imagenet_names
@@ -30,7 +31,11 @@ from reconv.device import Device
 from reconv.precision import at_least_float32
 from reconv.recipe.parts.code import code_references
 from reconv.recipe.schema import Recipe
+from reconv.report.evaluation_files import read_confidence
 from reconv.storage.download import Progress
+
+if TYPE_CHECKING:
+    from reconv.checkpoint.download_weights import DownloadedWeights
 
 _CODE_OF_EVALUATION = ("model.name", "data.source", "metrics")  # the fields whose code prediction and evaluation use
 
@@ -57,6 +62,7 @@ class SavedModel:
     class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
     data_fingerprint: Mapping[str, str] = field(default_factory=dict)  # of the data it was trained on
     display_names: tuple[str, ...] = ()  # of the classes, for people
+    confidence: ConfidenceCalibration | None = None
 
 
 def find_weights(
@@ -71,12 +77,21 @@ def find_weights(
     With `loads` a checkpoint is loaded, too.
     """
     if is_remote(str(name)):
-        from reconv.checkpoint.download_weights import download_weights
-
-        fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
+        fetched = _fetch(str(name), None if log is None else _log_quarters(str(name), log))
         located = LocatedWeights("weights", None, None, fetched.path, name=str(name))
         return FoundWeights(located, (f"{name}: {fetched.note}",))
     return FoundWeights(locate(name, which=which, loads=loads))
+
+
+def _fetch(name: str, progress: Progress | None) -> DownloadedWeights:
+    """Published weights in the cache."""
+    if name.startswith(HUB):
+        from reconv.build.hub_weights import fetch_hub_weights  # with the networks of timm
+
+        return fetch_hub_weights(name, progress)
+    from reconv.checkpoint.download_weights import download_weights
+
+    return download_weights(name, progress=progress)
 
 
 def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
@@ -148,7 +163,14 @@ def read_saved_model(
         class_ids=tuple(loaded.state.get("class_ids", ())),
         data_fingerprint=loaded.state.get("data_fingerprint", {}),
         display_names=tuple(loaded.state.get("display_names", with_imagenet_names(loaded.state["class_names"]))),
+        confidence=_confidence(located, loaded, chosen),
     )
+
+
+def _confidence(located: LocatedWeights, loaded: LoadedCheckpoint, weights: str) -> ConfidenceCalibration | None:
+    """The calibrated confidence of the weights: by `reconv eval --calibrate`, or by the end of the run."""
+    fitted = None if located.run is None else read_confidence(located.run.path, loaded.step, weights)
+    return fitted or confidence_in_state(loaded.state, loaded.step, weights)
 
 
 def read_saved_recipe(located: LocatedWeights) -> Recipe:

@@ -61,6 +61,7 @@ def read_weights_file(
         step=metadata.step,
         class_ids=metadata.class_ids,
         display_names=with_imagenet_names(metadata.class_names),
+        confidence=metadata.confidence,
     )
     return saved if metadata.class_names else _without_metadata(path, tensors, metadata.recipe)
 

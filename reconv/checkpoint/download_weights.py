@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from reconv.checkpoint.locate import HTTP
+from reconv.checkpoint.locate import HTTP, HUB
 from reconv.core.errors import CheckpointError, ResourceError, UsageError
 from reconv.storage.cache import CACHE_ENV, cache_dir
 from reconv.storage.download import Progress, digest, download, no_progress
 from reconv.storage.files import disk_errors, without_links, write_atomic
+from reconv.storage.hub import CONFIG_FILE, WEIGHTS_FILE, HubRepo, authorization
 from reconv.storage.object_stores.store import split_url
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
@@ -82,12 +83,19 @@ class DownloadedWeights:
 def download_weights(
     name: str, *, cache: Path | None = None, base_url: str | None = None, progress: Progress | None = None
 ) -> DownloadedWeights:
-    """The file of `torchvision:NAME`, `timm:NAME` or a URL, downloaded unless it is in the cache.
+    """The file of `torchvision:NAME`, `timm:NAME`, hf://OWNER/MODEL or a URL, downloaded unless it is in the cache.
 
     A URL may end in `#sha256=DIGITS`. If neither the URL nor the file name has the hash, that of the first download is
     stored and checked from then on.
     """
     url, expected = _url(name, base_url)
+    headers = authorization() if name.startswith(HUB) else {}
+    return _fetch(name, url, expected, cache, headers, progress)
+
+
+def _fetch(
+    name: str, url: str, expected: str, cache: Path | None, headers: Mapping[str, str], progress: Progress | None
+) -> DownloadedWeights:
     folder = (cache or cache_dir()) / "weights"
     file_name = Path(unquote(urlsplit(url).path)).name
     if not file_name:
@@ -97,7 +105,7 @@ def download_weights(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_name(path.name + ".lock")):
-            weights = _cached(path, expected) or _download(url, path, expected, progress or no_progress)
+            weights = _cached(path, expected) or _download(url, path, expected, headers, progress or no_progress)
             advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
             return DownloadedWeights(weights.path, f"{weights.note}; {advice}") if advice else weights
     except OSError as error:
@@ -107,6 +115,17 @@ def download_weights(
             why=error.strerror or str(error),
             hint=f"free some space, or set another cache folder: {CACHE_ENV}=DIR",
         ) from error
+
+
+def download_hub_config(name: str, *, cache: Path | None = None) -> Path | None:
+    """The config.json beside the weights of hf://OWNER/MODEL; None if the repository has none."""
+    url = HubRepo.parse(name).url(CONFIG_FILE)
+    try:
+        return _fetch(name, url, "", cache, authorization(), None).path
+    except CheckpointError as error:
+        if "404" in error.why:
+            return None
+        raise
 
 
 def _url(name: str, base_url: str | None) -> tuple[str, str]:
@@ -120,6 +139,8 @@ def _url(name: str, base_url: str | None) -> tuple[str, str]:
         if pinned is None:
             raise UsageError(f"unknown URL fragment #{fragment}", hint="use #sha256= followed by the hash of the file")
         return url, pinned[1].lower()
+    if name.startswith(HUB):
+        return HubRepo.parse(name).url(WEIGHTS_FILE), ""
     package, _, model = name.partition(":")
     if package == "timm":
         url = _timm_url(model)
@@ -194,10 +215,10 @@ def _cached(path: Path, expected: str) -> DownloadedWeights | None:
     return DownloadedWeights(path, f"from the cache, sha256 {found[:8]}")
 
 
-def _download(url: str, path: Path, expected: str, progress: Progress) -> DownloadedWeights:
+def _download(url: str, path: Path, expected: str, headers: Mapping[str, str], progress: Progress) -> DownloadedWeights:
     part = path.with_name(path.name + ".part")
     otherwise = f"download it elsewhere and use the file, or set a mirror: {URL_VARIABLE}=URL"
-    download(url, part, progress, error=CheckpointError, otherwise=otherwise, max_bytes=_MAX_BYTES)
+    download(url, part, progress, error=CheckpointError, otherwise=otherwise, max_bytes=_MAX_BYTES, headers=headers)
     found, num_bytes = digest(part, "sha256"), part.stat().st_size
     if not found.startswith(expected):
         part.unlink()

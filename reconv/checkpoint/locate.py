@@ -327,8 +327,9 @@ HTTP = ("http://", "https://")
 
 
 PACKAGES = ("torchvision:", "timm:")
+HUB = "hf:/"  # of the Hugging Face Hub; a Path has lost one of its slashes
 
 
 def is_remote(name: str) -> bool:
     """True if a name refers to weights that may have to be downloaded."""
-    return name.startswith((*HTTP, *PACKAGES))
+    return name.startswith((*HTTP, *PACKAGES, HUB))

@@ -28,6 +28,7 @@ from reconv.cli.commands.inspect import inspect_command
 from reconv.cli.commands.migrate import migrate
 from reconv.cli.commands.plan import plan
 from reconv.cli.commands.predict import predict
+from reconv.cli.commands.push import push
 from reconv.cli.commands.recipes import recipes
 from reconv.cli.commands.report import report
 from reconv.cli.commands.resume import resume
@@ -72,6 +73,7 @@ for _command in (
     predict,
     serve,
     export,
+    push,
     inspect_command,
     average,
     recipes,

@@ -20,9 +20,9 @@ _NUM_CLASSES_SHOWN = 20
 def model_card(metadata: ExportMetadata, target: ExportTarget, report: Mapping[str, Any], run: RunDir | None) -> str:
     """The model card in Markdown."""
     lines = [
-        f"# {_text(metadata.name)}, exported to {target.name}",
+        f"# {markdown_text(metadata.name)}, exported to {target.name}",
         "",
-        f"{_text(metadata.network)} for {metadata.task}, {len(metadata.class_names):,} classes, "
+        f"{markdown_text(metadata.network)} for {metadata.task}, {len(metadata.class_names):,} classes, "
         f"exported by Reconv {__version__} from the {metadata.weights} weights"
         + (f" of step {metadata.step:,}." if metadata.step is not None else "."),
         "",
@@ -43,7 +43,7 @@ def model_card(metadata: ExportMetadata, target: ExportTarget, report: Mapping[s
         "",
         "## Classes",
         "",
-        _class_text(metadata),
+        _classmarkdown_text(metadata),
         "",
         f"Recipe digest: `{metadata.recipe_digest}`",
         "",
@@ -86,14 +86,14 @@ def _result_lines(run: RunDir | None) -> list[str]:
     metric, value = summary.get("metric"), summary.get("value")
     if metric is None or value is None:
         return []
-    return [f"The training run reached {_text(str(metric))} {value:.4f} on its validation set."]
+    return [f"The training run reached {markdown_text(str(metric))} {value:.4f} on its validation set."]
 
 
 def _gate_lines(report: Mapping[str, Any]) -> list[str]:
     """Lines on what was compared when the model was exported."""
     lines = [
         f"When it was exported, this folder's `run.py` gave the results of the trained model on "
-        f"{_text(report['data'])}, "
+        f"{markdown_text(report['data'])}, "
         f"and on {report['num_test_images']} test images of odd sizes and color modes ({report['precision']}):",
         "",
     ]
@@ -133,12 +133,12 @@ def int8_line(report: Mapping[str, Any]) -> str:
     )
 
 
-def _class_text(metadata: ExportMetadata) -> str:
-    names = [_text(name) for name in metadata.display_names[:_NUM_CLASSES_SHOWN]]
+def _classmarkdown_text(metadata: ExportMetadata) -> str:
+    names = [markdown_text(name) for name in metadata.display_names[:_NUM_CLASSES_SHOWN]]
     more = len(metadata.display_names) - len(names)
     return ", ".join(names) + (f" and {more:,} more, in `preprocess.json`" if more else "")
 
 
-def _text(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Text from outside on one line, without the characters that Markdown would take as its own."""
     return "".join(f"\\{char}" if char in "\\`*_[]<>#|" else char for char in printable(text))

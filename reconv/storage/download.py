@@ -15,7 +15,7 @@ import shutil
 import stat
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.message import Message
 from pathlib import Path
 
@@ -43,11 +43,13 @@ def download(
     otherwise: str = "check the address",
     max_bytes: int = MAX_BYTES,
     allow_http: bool = False,
+    headers: Mapping[str, str] = {},
 ) -> None:
     """Download to `part`, resuming from the bytes it has, and retrying as long as retries bring bytes.
 
     A failure is raised as `error`; `otherwise` is what the user can do if the server does not send the file. Plain http
     is refused unless `allow_http`, for files whose published checksum is verified, or the server is this machine.
+    `headers` go to the server of the URL alone, not to one that it redirects to.
     """
     if not allow_http:
         require_https(url)
@@ -57,7 +59,7 @@ def download(
         _refuse_links(part, error)
         size_before = part.stat().st_size if part.exists() else 0
         try:
-            reason = _transfer(url, part, progress, max_bytes)
+            reason = _transfer(url, part, progress, max_bytes, headers)
         except _RefusedError as refused:
             raise error(f"cannot download {url}", where=url, why=str(refused), hint=otherwise) from refused
         if reason is None:
@@ -90,12 +92,15 @@ class _RefusedError(Exception):
     """The server refuses to send this file, so retrying does not help."""
 
 
-def _transfer(url: str, part: Path, progress: Progress, max_bytes: int) -> str | None:
+def _transfer(url: str, part: Path, progress: Progress, max_bytes: int, private: Mapping[str, str]) -> str | None:
     """One request for the rest of the file: None if it is complete, else the reason why not."""
     done, validator = _resume_point(part)
     headers = {"Range": f"bytes={done}-", "If-Range": validator} if done else {}
+    request = urllib.request.Request(url, headers=headers)
+    for name, value in private.items():
+        request.add_unredirected_header(name, value)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             if response.status != http.HTTPStatus.PARTIAL_CONTENT or _first_byte(response) != done:
                 if response.status == http.HTTPStatus.PARTIAL_CONTENT:
                     _forget(part)

@@ -12,7 +12,7 @@ from reconv.storage.object_stores.store import SCHEMES
 
 _FILE = "addresses.txt"  # an address in each line; without it the user is asked again
 _MAX_BYTES = 1 << 20
-_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/(.*)", re.DOTALL)
+_ADDRESS = re.compile(rf"({'|'.join((*SCHEMES, 'hf'))}):/(.*)", re.DOTALL)
 
 
 def is_address(text: object) -> bool:

@@ -73,6 +73,7 @@ def test_all_documented_commands_exist() -> None:
         "bench",
         "doctor",
         "export",
+        "push",
         "inspect",
         "completion",
     ]

@@ -127,7 +127,7 @@ def test_an_empty_class_folder_is_left_out_with_a_warning(tree: Path) -> None:
     for file in (tree / "train").rglob("*.*"):
         if file.is_file():
             file.unlink()
-    with pytest.raises(DataError, match="class folders in .* are empty"):
+    with pytest.raises(DataError, match=r"class folders in .* are empty"):
         FolderDataset(tree, "train")
 
 

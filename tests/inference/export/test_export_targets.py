@@ -12,10 +12,10 @@ from export_examples import CLASSES, example_recipe, write_photographs, write_we
 from safetensors import safe_open
 
 import reconv
+from reconv.build.package_networks import find_package_network, timm_names
 from reconv.core.errors import UsageError
 from reconv.exporters.formats.weights import write_torchvision_pth
 from reconv.exporters.metadata import ExportMetadata
-from reconv.exporters.package_networks import find_package_network, timm_names
 from reconv.exporters.targets import ExportOptions
 from reconv.inference.backends.exported import ExportClassifier, example_images, trace
 from reconv.inference.predictor import Predictor

@@ -21,7 +21,7 @@ _RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _RESNEXTS = ("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2")
 _EFFICIENTNETS = tuple(f"efficientnet_b{number}" for number in range(8))
 _IN_TORCHVISION = (*_RESNETS, *_RESNEXTS, *_EFFICIENTNETS, "mobilenet_v2", "googlenet")
-_IN_TIMM: Mapping[str, str] = {
+TIMM_NETWORKS: Mapping[str, str] = {
     **{name: name for name in (*_RESNETS, *_RESNEXTS, *_EFFICIENTNETS)},
     **{name: name for name in ("resnet26", "resnet200", "resnext101_32x4d")},
     "mobilenet_v2": "mobilenetv2_100",
@@ -72,14 +72,14 @@ def _in_torchvision(name: str, spec: Spec, default: Spec) -> PackageNetwork | No
 
 
 def _in_timm(name: str, spec: Spec, default: Spec) -> PackageNetwork | None:
-    if name not in _IN_TIMM:
+    if name not in TIMM_NETWORKS:
         return None
     options: dict[str, Any] = {"num_classes": spec.num_classes, "in_chans": spec.in_channels}
     free: tuple[str, ...] = ("in_channels",)
     if isinstance(spec, MobileNetV2Spec | EfficientNetSpec):
         free = (*free, "norm_eps", "padding")
         options |= {"bn_eps": spec.norm_eps, "pad_type": "same" if spec.padding == "same" else ""}
-    return PackageNetwork("timm", _IN_TIMM[name], options) if _is_same(spec, default, free) else None
+    return PackageNetwork("timm", TIMM_NETWORKS[name], options) if _is_same(spec, default, free) else None
 
 
 def _is_same(spec: Spec, default: Spec, free: Iterable[str]) -> bool:
