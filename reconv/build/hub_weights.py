@@ -30,7 +30,7 @@ _MAX_CLASSES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TimmConfig:
-    """What config.json of a repository in timm's format says."""
+    """The content of config.json of a repository in timm's format."""
 
     architecture: str
     num_classes: int

@@ -265,7 +265,7 @@ def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> Che
 
 
 def _failure(folder: RunDir) -> str:
-    """How a run has failed, from its summary; empty if it has not."""
+    """Reason why a run has failed, from its summary; empty if it has not."""
     try:
         summary = read_summary(folder.path)
     except (OSError, ValueError, UnreadableRunError):

@@ -23,12 +23,11 @@ from reconv.cli.commands.data import data
 from reconv.cli.commands.data_inspect import check, show
 from reconv.cli.commands.doctor import completion, doctor
 from reconv.cli.commands.eval import eval_command
-from reconv.cli.commands.export import export
+from reconv.cli.commands.export import export, push
 from reconv.cli.commands.inspect import inspect_command
 from reconv.cli.commands.migrate import migrate
 from reconv.cli.commands.plan import plan
 from reconv.cli.commands.predict import predict
-from reconv.cli.commands.push import push
 from reconv.cli.commands.recipes import recipes
 from reconv.cli.commands.report import report
 from reconv.cli.commands.resume import resume

@@ -69,7 +69,7 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_init(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What --init takes: schemes, torchvision's networks after its name, runs, and files."""
+    """Values that --init takes: schemes, torchvision's networks after its name, runs, and files."""
     if incomplete.startswith("torchvision:"):
         from reconv.checkpoint.download_weights import TORCHVISION
 

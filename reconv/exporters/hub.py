@@ -30,7 +30,7 @@ _MAX_CLASSES_IN_CARD = 50
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """Where a model was pushed."""
+    """Address and files of a model that was pushed."""
 
     repo: str  # hf://OWNER/MODEL
     page: str

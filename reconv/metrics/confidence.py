@@ -28,7 +28,7 @@ _LOG_RANGE = 3.0  # 1/T is sought between exp(-3) and exp(3)
 
 @dataclass(frozen=True, slots=True)
 class FittedConfidence:
-    """What was fitted, and what was not, as a sentence."""
+    """Calibration that was fitted, or None, and a sentence about it."""
 
     calibration: ConfidenceCalibration | None
     note: str
@@ -102,5 +102,5 @@ def lac_threshold(right: npt.NDArray[np.float64], coverage: float) -> float:
 
 
 def prediction_sets(logits: Tensor, calibration: ConfidenceCalibration) -> Tensor:
-    """Which classes are in the prediction set of each image, bool [n, classes]."""
+    """Prediction sets as bool [n, classes]: True for the classes in the set of each image."""
     return (logits.double() / calibration.temperature).softmax(dim=1) >= calibration.threshold

@@ -136,7 +136,7 @@ def _write_analysis(file: Path, version: int, analysis: Mapping[str, Any]) -> No
 
 
 def read_confidence(run_dir: Path, step: int, weights: str) -> ConfidenceCalibration | None:
-    """What `reconv eval --calibrate` has fitted for the weights of a step; None without such a file."""
+    """Calibration that `reconv eval --calibrate` has fitted for the weights of a step; None without such a file."""
     try:
         content = read_json_object(run_dir / CONFIDENCE_FILE, read_limits.SUMMARY_BYTES)
         if content.get("version") != CONFIDENCE_VERSION:

@@ -117,10 +117,18 @@ class HubClient:
         return [str(entry["path"]) for entry in answer if isinstance(entry, dict) and entry.get("type") == "file"]
 
     def create(self, *, private: bool) -> None:
-        """Create the repository if there is none."""
+        """Create the repository; raises if it is not private and should be."""
         owner, _, name = self.repo.name.partition("/")
-        body = {"name": name, "organization": owner, "type": "model", "private": private}
+        body = {"name": name, "organization": owner, "type": "model", "visibility": "private" if private else "public"}
         self._json("POST", f"{endpoint()}/api/repos/create", body, ignored=(409,))
+        if private:
+            facts = self._json("GET", self._api)
+            if not (isinstance(facts, dict) and facts.get("private") is True):
+                raise UsageError(
+                    f"{self.repo} is not private, and nothing was uploaded",
+                    where=self.repo.page,
+                    hint="make it private on its page, or leave out --private",
+                )
 
     def upload(self, files: Mapping[str, bytes], summary: str) -> str:
         """Upload files in one commit, which appears whole or not at all; returns its address."""
@@ -143,7 +151,7 @@ class HubClient:
         return str(answer.get("commitUrl") or self.repo.page) if isinstance(answer, dict) else self.repo.page
 
     def _upload_modes(self, files: Mapping[str, bytes]) -> dict[str, str]:
-        """How the hub wants each file: `regular`, in the commit, or `lfs`, as an object of its own."""
+        """Upload mode of each file: `regular`, in the commit, or `lfs`, as an object of its own."""
         listed = [
             {"path": name, "size": len(content), "sample": base64.b64encode(content[:_SAMPLE_BYTES]).decode()}
             for name, content in files.items()

@@ -364,6 +364,6 @@ class Trainer:
 
 
 def _history_entry(result: EvalFinished) -> dict[str, Any]:
-    """What checkpoints keep of an evaluation."""
+    """Entry of an evaluation in the history that checkpoints keep."""
     entry = {"step": result.step, "weights": result.weights, "metrics": dict(result.metrics)}
     return {**entry, "confidence": dict(result.confidence)} if result.confidence else entry

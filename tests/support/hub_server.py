@@ -25,6 +25,7 @@ class Hub:
     """The repositories of the hub, and what it was asked."""
 
     address: str = ""
+    storage: str = ""  # of large files: another host, which must not see the token
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: set[str] = field(default_factory=set)
     objects: dict[str, bytes] = field(default_factory=dict)  # of Git LFS, by sha256
@@ -99,7 +100,7 @@ class HubHandler(BaseHTTPRequestHandler):
         if name in self.hub.repos:
             return self._answer(409, {"error": "You already created this model repo", "url": self._page(name)})
         self.hub.repos[name] = {".gitattributes": b"*.safetensors filter=lfs\n"}
-        if asked.get("private"):
+        if asked.get("private") or asked.get("visibility") == "private":
             self.hub.private.add(name)
         self._answer(200, {"url": self._page(name), "name": name, "id": name})
 
@@ -144,10 +145,10 @@ class HubHandler(BaseHTTPRequestHandler):
         oid, size = entry["oid"], entry["size"]
         if oid in self.hub.objects:
             return entry
-        upload: dict[str, Any] = {"href": f"{self.hub.address}/storage/{oid}"}
+        upload: dict[str, Any] = {"href": f"{self.hub.storage}/storage/{oid}"}
         if self.hub.chunk_bytes:
             numbers = range(1, -(-size // self.hub.chunk_bytes) + 1)
-            links = {f"{number:05}": f"{self.hub.address}/storage/{oid}/{number}" for number in numbers}
+            links = {f"{number:05}": f"{self.hub.storage}/storage/{oid}/{number}" for number in numbers}
             upload = {
                 "href": f"{self.hub.address}/complete/{oid}",
                 "header": {"chunk_size": str(self.hub.chunk_bytes), **links},
@@ -201,7 +202,7 @@ class HubHandler(BaseHTTPRequestHandler):
         digest = hashlib.sha256(content).hexdigest()
         facts = {"X_Repo_Commit": "a" * 40, "ETag": f'"{digest}"', "Accept_Ranges": "bytes"}
         if file.endswith(".safetensors"):  # large files are elsewhere
-            location = f"{self.hub.address}/cdn/{name}/{file}"
+            location = f"{self.hub.storage}/cdn/{name}/{file}"
             facts |= {"Location": location, "X_Linked_Size": str(len(content)), "X_Linked_ETag": f'"{digest}"'}
             return self._answer(302, b"", **facts)
         self._answer(200, content, **facts)
@@ -241,6 +242,7 @@ def serve_hub() -> Iterator[Hub]:
     handler = type("Handler", (HubHandler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         hub.address = f"http://127.0.0.1:{server.server_address[1]}"
+        hub.storage = f"http://localhost:{server.server_address[1]}"
         thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
