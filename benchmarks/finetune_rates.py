@@ -179,7 +179,7 @@ def train_head(
         chosen = torch.randint(len(y), (min(batch, len(y)),), generator=random)
         loss = F.cross_entropy(x[chosen] @ weight.T + bias, y[chosen], label_smoothing=SMOOTHING)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
         if (step + 1) % max(1, steps // 10) == 0 or step + 1 == steps:
@@ -196,7 +196,7 @@ def train_cell(data: Path, weights: str, cell: Cell, seeds: int) -> dict[str, An
     """The same of whole runs: three seeds of the derived rate and of the plain rule, one of each rate of the sweep."""
     recipe = load_derived("finetune", overrides(data, weights, cell)).recipe
     derived, plain = float(recipe.schedule.lr), plain_rate(recipe.batch.size)
-    jobs = [("derived", None, seed) for seed in range(seeds)]
+    jobs: list[tuple[str, float | None, int]] = [("derived", None, seed) for seed in range(seeds)]
     jobs += [("plain rule", plain, seed) for seed in range(seeds)]
     jobs += [(f"x {factor:g}", factor * derived, 0) for factor in FACTORS if factor != 1]
     found: dict[str, list[tuple[float, bool]]] = {}

@@ -118,7 +118,7 @@ def config(predictor: Predictor, network: PackageNetwork | None, names: Mapping[
     """The content of config.json, in timm's format; `model_args` are what its network is built with."""
     preprocess, num_classes = predictor.recipe.data.preprocess, len(predictor.class_names)
     shorter, scale = resized_shorter_side(preprocess), preprocess.divide_by / 255
-    head = next((names[name] for name in reversed(names) if _is_head(predictor, name)), "")
+    head = next((names[name] for name in reversed(list(names)) if _is_head(predictor, name)), "")
     options = {} if network is None else {k: v for k, v in network.options.items() if k not in ("num_classes",)}
     return {
         "architecture": predictor.recipe.model.name if network is None else network.name,

@@ -66,7 +66,8 @@ class HubHandler(BaseHTTPRequestHandler):
             if found is not None:
                 if needs_token and token != f"Bearer {TOKEN}":
                     return self._answer(401, {"error": "Invalid username or password."})
-                return getattr(self, method)(*found.groups())
+                getattr(self, method)(*found.groups())
+                return None
         return self._answer(404, {"error": "no such route"})
 
     def _read_chunks(self) -> bytes:

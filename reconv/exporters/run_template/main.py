@@ -162,7 +162,9 @@ def to_predictions(
         scores, top = powers / powers.sum(axis=1, keepdims=True), top or 5
     for row in scores:
         order = [int(index) for index in np.argsort(-row, kind="stable") if row[index] >= min_score][:top]
-        found = {"classes": [{"index": index, "name": names[index], "score": float(row[index])} for index in order]}
+        found: dict[str, Any] = {
+            "classes": [{"index": index, "name": names[index], "score": float(row[index])} for index in order]
+        }
         if confidence and confidence["coverage"] is not None:
             ranked = np.argsort(-row, kind="stable")
             members = [names[index] for index in ranked if row[index] >= confidence["threshold"]]

@@ -15,11 +15,13 @@ from hub_server import TOKEN, Hub, serve_hub
 from safetensors.torch import load, save
 
 import reconv
+from reconv.build.addresses import check_addresses
 from reconv.build.package_networks import timm_names
 from reconv.cli import main
 from reconv.core.errors import CheckpointError, ReconvError, ResourceError, UsageError
 from reconv.exporters.hub import push
 from reconv.models import build_model
+from reconv.recipe.schema import Recipe
 from reconv.storage import hub as hub_module
 from reconv.storage.given_addresses import is_address, is_given
 from reconv.storage.hub import HubClient, HubRepo
@@ -108,8 +110,11 @@ def test_a_recipe_starts_from_a_repository(hub: Hub, classifier: Path) -> None:
     push(classifier, "hf://me/digits")
     overrides = [("length", "1step", "test"), ("schedule.warmup", "0step", "test")]
     run = reconv.train("quickstart", init="hf://me/digits", out="run", overrides=overrides, device="cpu")
-    assert "of hf://me/digits" in (run.folder / "events.jsonl").read_text()
+    assert run.summary["value"] > 0.8 and "init: hf://me/digits" in (run.folder / "recipe.yaml").read_text()
     assert is_address("hf://me/digits") and is_given("hf://me/digits")
+    others = Recipe.model_validate({"model": {"init": "hf://them/unknown"}})
+    with pytest.raises(UsageError, match="an address that you have not given"):
+        check_addresses(others, "recipe.yaml")
 
 
 def test_a_model_is_not_replaced_without_consent(classifier: Path, hub: Hub) -> None:
