@@ -71,11 +71,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--cells", type=int, default=len(CELLS))
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N cells out")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
-    for cell in CELLS[: args.cells]:
+    for cell in CELLS[args.skip : args.skip + args.cells]:
         if len(list((args.photos / "train").iterdir())) < cell.classes:
             print(f"{cell}: the data has fewer classes", flush=True)
             continue

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from server_process import ServerProcess
 
 import reconv
+from reconv.data.readers.digits import open_digits
 
 pytestmark = pytest.mark.browser
 
@@ -292,6 +293,49 @@ def test_a_busy_server_is_tried_again(visit: OpenVisit) -> None:
     expect(page.locator("#list li")).to_have_count(5)
     assert len(tries) == 2
     tab.close("status of 429")
+
+
+def test_a_server_that_is_gone_is_an_error_of_the_page_and_all_images_are_tried_again(visit: OpenVisit) -> None:
+    tab = visit()
+    page = tab.page
+    tab.choose(photo("a.png"))
+    page.route("**/predict*", lambda route: route.abort())
+    page.set_input_files("#files", [photo("b.png", seed=1), photo("c.png", seed=2)])
+    expect(page.locator("#page-error")).to_contain_text("The server cannot be reached")
+    expect(page.get_by_role("listbox").get_by_text("failed")).to_have_count(2)
+    page.unroute("**/predict*")
+    page.locator("#page-error").get_by_role("button", name="Try again").click()
+    expect(page.locator("#page-error")).to_be_hidden()
+    expect(page.get_by_role("listbox").get_by_text("failed")).to_have_count(0)
+    tab.wait(3)
+    tab.close("Failed to load resource")
+
+
+def test_the_page_says_what_the_model_is_unsure_about(visit: OpenVisit, classifier: Path) -> None:
+    predictor = reconv.load(classifier, device="cpu", log=lambda text: None)
+    digits = open_digits("val")
+    blends = [(digits[n].data.astype(int) + digits[n + 1].data) // 2 for n in range(40)]
+    known = [digits[n].data for n in range(5)]
+    found = predictor.predict([image[0].astype(np.uint8) for image in (*blends, *known)])
+    chosen = [n for n, prediction in enumerate(found) if prediction.unsure][:3]
+    chosen += [n for n, prediction in enumerate(found) if not prediction.unsure][-2:]
+    assert len(chosen) == 5
+    files = [Path(f"{n}.png").absolute() for n in chosen]
+    for file, n in zip(files, chosen, strict=True):
+        Image.fromarray([*blends, *known][n][0].astype(np.uint8)).save(file)
+    predictions = predictor.predict(files)
+    tab = visit()
+    tab.choose(*files)
+    assert [prediction.unsure for prediction in predictions] == [True, True, True, False, False]
+    for thumb, prediction in zip(tab.thumbs.all(), predictions, strict=True):
+        thumb.click()
+        if not prediction.unsure:
+            expect(tab.page.locator("#unsure")).to_be_hidden()
+            continue
+        expect(thumb).to_contain_text("?")
+        named = ", ".join(prediction.prediction_set or ()) or "no class is probable enough"
+        expect(tab.page.locator("#unsure")).to_contain_text(f"Unsure: {named}")
+    tab.close()
 
 
 @pytest.mark.parametrize(("width", "scheme", "model"), [(400, "dark", "digits"), (400, "light", "boxes")])

@@ -24,6 +24,7 @@ async function loadModels() {
     return showPageError(error.message);
   }
   at("page-error").hidden = true;
+  for (const item of items) if (item.failure?.code === "unreachable") predictAgain(item);
   const options = models.map(({ name }) => make("option", { value: name, textContent: name, selected: name === model?.name }));
   at("model").replaceChildren(...options);
   at("model-picker").hidden = models.length < 2;
@@ -135,6 +136,7 @@ async function predictItem(item) {
 function fail(item, error) {
   item.failure = { code: error.code, message: error.message };
   if (error.status === 401) askForToken();
+  if (error.code === "unreachable") showPageError("The server cannot be reached. It may have ended, or the network is down.");
   const isBusy = error.status === 429 || error.status === 503;
   if (!isBusy || item.retries >= MAX_RETRIES) return;
   const retries = item.retries + 1;
