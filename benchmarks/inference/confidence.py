@@ -1,6 +1,6 @@
 """Coverage of prediction sets over random splits, and how well the confidence tells foreign images from its own.
 
-    python -m benchmarks.inference.confidence WEIGHTS --recipe cifar10-resnet20 --data CIFAR10 [--foreign NAME=FOLDER ...]
+    python -m benchmarks.inference.confidence WEIGHTS --recipe cifar10-resnet20 --data CIFAR10 [--foreign NAME=DIR]
 
 Of each of the splits of the test images, one half calibrates and the other is judged. Foreign images are handwritten
 digits, noise and those of folders; AUROC is that of the largest probability (Hendrycks and Gimpel 2017): the chance

@@ -1,7 +1,7 @@
 """The derived rate of `finetune` beside the rule without features and a sweep, in cells of sizes, images and classes.
 
     python -m benchmarks.training.finetune_rates head PHOTOS --weights mobilenet_v2.pth [--cells 8] --json FILE
-    python -m benchmarks.training.finetune_rates train PHOTOS --weights mobilenet_v2.pth [--cells 24] --seeds 3 --json FILE
+    python -m benchmarks.training.finetune_rates train PHOTOS --weights mobilenet_v2.pth --seeds 3 --json FILE
 
 PHOTOS has train/CLASS and val/CLASS; a cell takes some of its classes and images. `head` computes the features of the
 pretrained network once and trains the last layer on them, as the first part of a run does, with each rate. `train` runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,14 +64,8 @@ class Datasets:
         return self.display_names or tuple(self.train.class_names)
 
     def few_val_images(self) -> dict[str, int]:
-        """The classes with fewer than 10 validation images and how many they have; none for detection and ImageNet.
-
-        One image of such a class changes its recall by more than 10 points.
-        """
-        if isinstance(self.val, DetectionDataset) or len(self.train.class_names) > _MAX_NAMED_CLASSES:
-            return {}
-        counts = zip(self.names, class_counts(self.val), strict=True)
-        return {name: count for name, count in counts if count < FEW_IMAGES}
+        """The classes that validation says little about, and how many images they have."""
+        return few_images(self.val, self.names)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -88,6 +82,16 @@ class Datasets:
         """
         if isinstance(self.train, ArrayDataset):
             Thread(target=self.fingerprint, name="fingerprint", daemon=True).start()
+
+
+def few_images(dataset: Dataset, names: Sequence[str]) -> dict[str, int]:
+    """The classes with fewer than 10 images and how many they have; none for boxes and for many classes.
+
+    One image of such a class changes its recall by more than 10 points.
+    """
+    if isinstance(dataset, DetectionDataset) or len(names) > _MAX_NAMED_CLASSES:
+        return {}
+    return {name: count for name, count in zip(names, class_counts(dataset), strict=True) if count < FEW_IMAGES}
 
 
 def open_split(recipe: Recipe, path: Path | None, split: Split) -> Dataset:

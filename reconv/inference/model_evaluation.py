@@ -15,7 +15,7 @@ from torch import nn
 
 from reconv.build.checks import check_same_data
 from reconv.build.code import code_digests
-from reconv.build.data import build_eval_loader, limit_samples
+from reconv.build.data import build_eval_loader, few_images, limit_samples
 from reconv.build.saved_model import ModelClasses, model_digest
 from reconv.build.task import build_task
 from reconv.core.batch import Batch
@@ -67,6 +67,7 @@ class EvalResult:
     rows: PredictionRows | None = field(default=None, compare=False, repr=False)  # by image, where requested
     confidence: ConfidenceCalibration | None = None  # where requested, and where there were enough images
     confidence_note: str = ""
+    few_images: Mapping[str, int] = field(default_factory=dict, compare=False)  # of classes with fewer than 10
 
     @property
     def images_per_s(self) -> float | None:
@@ -172,6 +173,7 @@ def evaluate_model(
         rows=_rows(metrics, dataset, request),
         confidence=fitted.calibration,
         confidence_note=fitted.note,
+        few_images=few_images(dataset, model.classes.display_names or model.classes.names),
     )
 
 

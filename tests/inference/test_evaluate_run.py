@@ -13,6 +13,7 @@ from ranks import in_ranks
 import reconv
 from reconv.api import EvalResult
 from reconv.checkpoint.safetensors_bytes import encode
+from reconv.cli import main
 from reconv.core.errors import CheckpointError, ResourceError, UsageError
 from reconv.logging.event_log import read_events
 from reconv.logging.events import EvalFinished
@@ -156,3 +157,15 @@ def test_missing_runs_and_wrong_recipes_are_rejected(classifier: Path, tmp_path:
 
 def _weights_file(run: Path) -> Path:
     return run / "checkpoints" / "step-000000066" / "model.safetensors"
+
+
+def test_classes_with_few_images_are_named_beside_the_metric(
+    classifier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [whole] = reconv.evaluate(classifier, device="cpu")
+    assert whole.few_images == {}
+    [some] = reconv.evaluate(classifier, samples=50, device="cpu")
+    assert 0 < len(some.few_images) <= 10 and all(count < 10 for count in some.few_images.values())
+    with pytest.raises(SystemExit):
+        main(["eval", str(classifier), "--samples", "50", "--device", "cpu"])
+    assert "few validation images: " in capsys.readouterr().err

@@ -23,7 +23,7 @@ from reconv.cli.options import (
     trust_or_ask,
 )
 from reconv.distributed.environment import read_launch_env
-from reconv.logging.formatting import rate
+from reconv.logging.formatting import few_images, rate
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult
@@ -129,6 +129,8 @@ def eval_command(
             remove_journal(journal_dir)
         return
     _print_metrics(results)
+    if results[-1].few_images:
+        print_note(few_images(results[-1].few_images))
     for note in (result.confidence_note for result in results if result.confidence_note):
         print_line(note)
     for result in results if per_class else ():
