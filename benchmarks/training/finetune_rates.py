@@ -35,7 +35,7 @@ from reconv.data.dataset import Split
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.transforms.device import EvalPreprocess
+from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.models import build_model
 from reconv.recipe.schema import Recipe
 
