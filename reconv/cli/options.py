@@ -71,9 +71,9 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def complete_init(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Values that --init takes: schemes, torchvision's networks after its name, runs, and files."""
     if incomplete.startswith("torchvision:"):
-        from reconv.checkpoint.download_weights import TORCHVISION
+        from reconv.recipe.model_names import PUBLISHED_WEIGHTS
 
-        names = [f"torchvision:{name}" for name in TORCHVISION]
+        names = [f"torchvision:{name}" for name in PUBLISHED_WEIGHTS]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
     schemes = [CompletionItem(name) for name in INIT_SCHEMES if name.startswith(incomplete)]
     runs = complete_runs(ctx, param, incomplete)

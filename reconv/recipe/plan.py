@@ -9,20 +9,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Literal
 
 from reconv.core.errors import RecipeError, one_of
 from reconv.core.text import count
 from reconv.recipe import workers as decoding
 from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.parts.data import Decoder
-from reconv.recipe.parts.evaluation import LogConfig
 from reconv.recipe.parts.schedule import SchedulePlan, plan_schedule
 from reconv.recipe.plan_text import plan_lines
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration, duration_steps, exact_steps
 
 EVAL_AHEAD = 2  # evaluation batches to prefetch
-LOG_POINTS = 50  # of a short run
+LOG_STEPS, LOG_POINTS = 10, 50  # between two log lines; of a short run
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +269,13 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
     return Every(epoch_steps=exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
 
 
-def _log_every(duration: Duration, steps_per_epoch: int, total: int) -> Every:
-    """The interval of the log; the default one is shorter in runs of less than 500 steps, for the curves of the report.
+def _log_every(duration: Duration | Literal["auto"], steps_per_epoch: int, total: int) -> Every:
+    """The interval of the log; `auto` is shorter in runs of less than 500 steps, for the curves of the report.
 
     It is two steps at least: a run that logs every step waits for the device.
     """
-    if duration == LogConfig().every:
-        return Every(steps=min(int(duration.value), max(2, total // LOG_POINTS)))
+    if not isinstance(duration, Duration):
+        return Every(steps=min(LOG_STEPS, max(2, total // LOG_POINTS)))
     return _every(duration, steps_per_epoch, total)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.cli import reconv
+from reconv.recipe.model_names import PUBLISHED_WEIGHTS
 
 HEAVY = {"torch", "numpy", "pydantic", "PIL", "yaml", "rich", "safetensors"}
 
@@ -160,6 +162,7 @@ def test_runs_and_initial_weights_are_completed() -> None:
     assert _completed("reconv resume ", 2) == ["runs/quickstart/2"]
     assert _completed("reconv predict runs/", 2) == ["runs/quickstart/2", "runs/quickstart/1"]
     assert _completed("reconv train finetune --init t", 4) == ["torchvision:", "timm:"]
+    assert tuple(TORCHVISION) == PUBLISHED_WEIGHTS
     assert "torchvision:resnet50" in _completed("reconv train finetune --init torchvision:resnet5", 4)
     assert _completed("reconv train finetune --init h", 4)[:2] == ["hf://", "https://"]
 

@@ -61,5 +61,5 @@ class SaveConfig(Section):
 class LogConfig(Section):
     """Interval at which training progress is logged."""
 
-    every: Duration = Duration(10, "step")
-    """Interval between log lines; the default is shorter in runs of fewer than 500 steps, which get 50 of them."""
+    every: Duration | Literal["auto"] = "auto"
+    """Interval between log lines; `auto` is 10 steps, and fewer in runs of less than 500 steps, which get 50 lines."""
