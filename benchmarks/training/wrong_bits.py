@@ -33,7 +33,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +198,20 @@ def inject(part: str, number: int, nets: Mapping[str, Mapping[str, str]], runs: 
     return record
 
 
-def soak(nets: Mapping[str, Mapping[str, str]], runs: Runs, steps: int, log: Callable[[Record], None]) -> None:
+def soak(
+    nets: Mapping[str, Mapping[str, str]], runs: Runs, steps: int, known: Collection[tuple[str, int]]
+) -> Iterator[Record]:
     """Train without faults, half of the steps in each mode."""
-    per_run = min(10_000, steps // 2)
+    per_run = min(5_000, steps // 2)
     for number, mode in enumerate(("sample", "full") * (steps // per_run // 2)):
+        if ("soak", number) in known:
+            continue
         name = sorted(nets)[number // 2 % len(nets)]
         settings = {**nets[name], **LONG, "length": f"{per_run}step", "evaluate.every": "2500step"}
         done = runs.run(None, {**settings, "save.every": "5000step"}, mode)
         done.pop("bits")
-        log({"part": "soak", "number": number, "net": name, "mode": mode, "steps": per_run, **done})
+        target = {"part": "soak", "number": number, "net": name, "mode": mode, "steps": per_run, "target": ""}
+        yield {**target, **done}
 
 
 def survived(record: Record) -> bool:
@@ -216,6 +221,12 @@ def survived(record: Record) -> bool:
     if record["part"] in ("persistent", "fixed"):
         return bool(record["code"] == EXIT_CODE)
     return bool(record["same"] and not record["error"])
+
+
+def _is_by_luck(record: Record) -> bool:
+    """Whether `sample` finds such a fault in the one step of 100 alone that it computes again."""
+    is_sampled = record["part"] == "transient" or (record["part"] == "ranks" and record["mode"] == "sample")
+    return is_sampled and record["target"] in IN_FLIGHT
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, float, str, int]]:
@@ -280,14 +291,15 @@ def main() -> int:
             records.append(record)
             file.write(json.dumps(record) + "\n")
             file.flush()
-            if not survived(record) and record["part"] != "transient":
+            if not survived(record) and not _is_by_luck(record):
                 print("NOT SURVIVED", json.dumps(record), file=sys.stderr, flush=True)
 
         try:
             write_photo_folder(base / "photos")
             nets, runs = networks(base), Runs(base, options.device)
             if "soak" in parts:
-                soak(nets, runs, options.soak_steps, log)
+                for record in soak(nets, runs, options.soak_steps, known):
+                    log(record)
             for part in (part for part in parts if part in SHARES):
                 for number in range(round(SHARES[part] * options.injections / total)):
                     if (part, number) not in known:
@@ -297,7 +309,8 @@ def main() -> int:
     found = list(figures(records))
     for name, value, unit, n in found:
         print(f"{name:50} {value:10.6g} {unit:6} (n={n})")
-    print(dict(Counter((r["part"], r["target"]) for r in records if r["part"] != "soak" and not survived(r))))
+    lost = Counter((r["part"], r["target"]) for r in records if not survived(r) and not _is_by_luck(r))
+    print(f"not survived: {dict(lost)}")
     if options.json:
         options.json.write_text(json.dumps({"figures": found}))
     return 0

@@ -47,14 +47,17 @@ class CheckedRows:
         self._copy = rows.copy()
         self._digests = _row_digests(self._copy)
         self._name = name
-        self._wrong = wrong
+        self.wrong = wrong
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def take(self, indices: I64) -> npt.NDArray[Any]:
         """Copies of rows."""
         taken = self._rows[indices]
         for number in np.flatnonzero(_row_digests(taken) != self._digests[indices]).tolist():
             index = int(indices[number])
-            self._wrong.add(f"{self._name}[{index}]")
+            self.wrong.add(f"{self._name}[{index}]")
             self._rows[index] = self._copy[index]
             taken[number] = self._copy[index]
         return taken

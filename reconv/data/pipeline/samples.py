@@ -87,11 +87,10 @@ def make_sample_pipeline(
     images = preprocessed_images(dataset, preprocess, augment)
     if images is None or not isinstance(dataset, ArrayDataset):
         return DecodePipeline(dataset, preprocess, augment, decode_threads)
-    if dataset.wrong_images is None:
-        return ArrayPipeline(images, dataset.targets, augment)
-    checked_images = CheckedRows(images, dataset.kind, dataset.wrong_images)
-    checked_targets = CheckedRows(dataset.targets, f"labels of {dataset.kind}", dataset.wrong_images)
-    return ArrayPipeline(images, dataset.targets, augment, checked_images, checked_targets)
+    checked = dataset.checked_images
+    if checked is not None and images is not dataset.images:
+        checked = CheckedRows(images, dataset.kind, checked.wrong)
+    return ArrayPipeline(images, dataset.targets, augment, checked, dataset.checked_targets)
 
 
 def classification_columns(channels: int, size: int, num_labels: int | None = None) -> tuple[Column, ...]:
@@ -112,6 +111,8 @@ def preprocessed_images(dataset: Dataset, preprocess: PreprocessConfig, augment:
         return dataset.images
     if len(dataset) * int(np.prod(shape)) > MAX_PREPROCESSED_BYTES:
         return None
+    if dataset.checked_images is not None:  # since they were read, they may have changed
+        dataset.checked_images.take(np.arange(len(dataset)))
     images = np.empty((len(dataset), *shape), np.uint8)
     for index, image in enumerate(dataset.images):
         pixels = np.ascontiguousarray(image.transpose(1, 2, 0))

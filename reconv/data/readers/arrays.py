@@ -40,8 +40,9 @@ class ArrayDataset:
         self.class_names = class_names
         self.origin = origin
         self._numbers = numbers
-        self.wrong_images: WrongImages | None = None  # with engine.verify: images are compared with their digests
-        self._checked: CheckedRows | None = None
+        # With engine.verify, rows are compared with their digests.
+        self.checked_images: CheckedRows | None = None
+        self.checked_targets: CheckedRows | None = None
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -49,9 +50,12 @@ class ArrayDataset:
 
     def __getitem__(self, index: int) -> Sample:
         """The image as [height, width, channels] and its class."""
-        image = self.images[index] if self._checked is None else self._checked.take(np.array([index]))[0]
+        image, target = self.images[index], self.targets[index]
+        if self.checked_images is not None and self.checked_targets is not None:
+            rows = np.array([index])
+            image, target = self.checked_images.take(rows)[0], self.checked_targets.take(rows)[0]
         pixels = np.ascontiguousarray(image.transpose(1, 2, 0))
-        return Sample(pixels, int(self.targets[index]), f"{self.kind}[{self._number(index)}]")
+        return Sample(pixels, int(target), f"{self.kind}[{self._number(index)}]")
 
     def _number(self, index: int) -> int:
         return index if self._numbers is None else int(self._numbers[index])
@@ -61,9 +65,9 @@ class ArrayDataset:
         return ArrayDataset(self.kind, self.images, targets, self.class_names, self.origin, self._numbers)
 
     def check_images(self, wrong: WrongImages) -> None:
-        """From now on compare images with their digests as they are now; keeps a second copy of them."""
-        self.wrong_images = wrong
-        self._checked = CheckedRows(self.images, self.kind, wrong)
+        """From now on compare images and targets with their digests as they are now; keeps a second copy of them."""
+        self.checked_images = CheckedRows(self.images, self.kind, wrong)
+        self.checked_targets = CheckedRows(self.targets, f"labels of {self.kind}", wrong)
 
     def select(self, indices: I64) -> ArrayDataset:
         """The samples at the given indices, in that order."""
