@@ -6,6 +6,7 @@ Every image that was reserved in a queue is either submitted or released, also w
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from dataclasses import dataclass, field
@@ -97,6 +98,33 @@ class FairQueue(Generic[T]):
         start, _, item = heappop(self._heap)
         self._clock.advance(start)
         return item
+
+
+class FairTurns:
+    """Begins one request in each round of an event loop, so that many of one client do not delay those of another."""
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._is_taken = False  # whether a request has begun in this round
+
+    async def take(self, client: str) -> None:
+        """Wait for a turn; there is none to wait for where the loop is idle."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.push(client, 1.0, turn)
+        if not self._is_taken:
+            self._begin_next(loop)
+        await turn
+
+    def _begin_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_taken = False
+        while self._waiting and not self._is_taken:
+            turn = self._waiting.pop()
+            if not turn.done():  # the request was canceled
+                turn.set_result(None)
+                self._is_taken = True
+        if self._is_taken:
+            loop.call_soon(self._begin_next, loop)
 
 
 class ByteBudget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,9 @@ from reconv.serve.shared_listener import ConnectionCounts, SharedListener
 
 BACKLOG = 2048  # connections that wait to be accepted
 _STOP_LOADING_S = 1.0
+# The event loop gives up the GIL at every call of the system, and a thread that decodes keeps it for as long: 5 ms by
+# default, many times in each request.
+_SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,9 @@ class HttpServer:
         # uvicorn raises the signal again after it has ended, to end the process by it; the exit code must be 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: self.stop())
+        sys.setswitchinterval(_SWITCH_S)
+        gc.collect()
+        gc.freeze()  # else JSON of many lists makes the collector look at a million objects of packages, for 0.2 s
         self._loader.start()
         self._uvicorn.run(sockets=[self._listener])
         self._loader.stop(_STOP_LOADING_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from reconv.serve.batching import Batcher, Job, QueueFullError
-from reconv.serve.fairness import ByteBudget, FairClock, FairQueue, Shares
+from reconv.serve.fairness import ByteBudget, FairClock, FairQueue, FairTurns, Shares
 from reconv.serve.http.access import peer_client
 from reconv.serve.http.request_images import check_json, load_json
 from reconv.serve.limits import ApiError, Limits
@@ -64,6 +65,26 @@ def test_what_work_really_took_counts_for_what_comes_next() -> None:
     for number in range(3):
         queue.push("fast", 1, f"fast {number}")
     assert [queue.pop() for _ in range(4)] == ["fast 0", "fast 1", "fast 2", "slow 1"]
+
+
+def test_requests_begin_by_turns_one_in_each_round_of_the_loop() -> None:
+    turns, begun = FairTurns(), list[str]()
+
+    async def ask(client: str) -> None:
+        await turns.take(client)
+        begun.append(client)
+
+    async def ask_all() -> None:
+        first = [asyncio.create_task(ask("greedy")) for _ in range(5)]
+        await asyncio.sleep(0)  # the first one has begun
+        last = [asyncio.create_task(ask(name)) for name in ("small", "other")]
+        first[3].cancel()
+        await asyncio.gather(*first, *last, return_exceptions=True)
+        await turns.take("greedy")  # an idle loop has no one to wait for
+
+    asyncio.run(asyncio.wait_for(ask_all(), WAIT_S))
+    assert sorted(begun) == ["greedy"] * 4 + ["other", "small"]
+    assert max(begun.index("small"), begun.index("other")) < 4, "they do not wait for all of the greedy one"
 
 
 def test_a_clock_forgets_clients_whose_work_has_ended() -> None:
@@ -173,9 +194,10 @@ LIMITS = Limits(max_json_bytes=16_000)
         (b'{"x": [' + b"{}," * 500 + b"{}]}", 413),
         (b'{"x": [' + b"1," * 1001 + b"1]}", 413),
         (b'{"x": ' + b"[" * 40 + b"]" * 40 + b"}", 400),
+        (b'{"text": "' + b"]" * 100 + b'", "x": ' + b"[" * 40 + b"]" * 40 + b"}", 400),
         (b" " * 16_001, 413),
     ],
-    ids=["lists", "objects", "numbers", "depth", "length"],
+    ids=["lists", "objects", "numbers", "depth", "hidden depth", "length"],
 )
 def test_json_is_counted_before_it_is_parsed(body: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from reconv.serve.fairness import FairTurns
 from reconv.serve.http import openapi, protocol, static_files
 from reconv.serve.http.access import Access
 from reconv.serve.http.request_images import split_body, too_many_images
@@ -196,7 +197,7 @@ class Routes:
 
 def build_app(serving: Serving, access: Access) -> Starlette:
     """The ASGI application."""
-    routes = Routes(serving, access.client_of)
+    routes, turns = Routes(serving, access.client_of), FairTurns()
     table: list[tuple[str, str, Endpoint]] = [
         ("POST", "/predict", routes.predict),
         ("GET", "/models", routes.models),
@@ -217,7 +218,8 @@ def build_app(serving: Serving, access: Access) -> Starlette:
         ("GET", "/v2/health/ready", routes.ready),
     ]
     endpoints = [
-        Route(path, _answer(endpoint, path, serving, access), methods=[method]) for method, path, endpoint in table
+        Route(path, _answer(endpoint, path, serving, access, turns), methods=[method])
+        for method, path, endpoint in table
     ]
 
     async def http_error(request: Request, error: Exception) -> Response:
@@ -229,14 +231,14 @@ def build_app(serving: Serving, access: Access) -> Starlette:
     return Starlette(routes=endpoints, exception_handlers={HTTPException: http_error})
 
 
-def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access) -> Endpoint:
+def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access, turns: FairTurns) -> Endpoint:
     """An endpoint with access control, errors as JSON, and metrics."""
     metrics = serving.metrics
 
     async def respond(request: Request) -> Response:
         metrics.in_flight.inc()
         try:
-            response = await _respond(endpoint, path, request, serving, access)
+            response = await _respond(endpoint, path, request, serving, access, turns)
         finally:
             metrics.in_flight.dec()
         metrics.count(path, response.status_code)
@@ -245,9 +247,13 @@ def _answer(endpoint: Endpoint, path: str, serving: Serving, access: Access) -> 
     return respond
 
 
-async def _respond(endpoint: Endpoint, path: str, request: Request, serving: Serving, access: Access) -> Response:
+async def _respond(
+    endpoint: Endpoint, path: str, request: Request, serving: Serving, access: Access, turns: FairTurns
+) -> Response:
     try:
         access.check(request, path)
+        if request.method == "POST":  # probes and pages do not wait
+            await turns.take(access.client_of(request))
         return await endpoint(request)
     except ClientDisconnect:
         return Response(status_code=499)  # it is counted; the client has gone
