@@ -23,6 +23,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,7 @@ async def _hostile(port: int, tokens: list[str], only: str, end_s: float) -> dic
 def in_process(function: Callable[..., Awaitable[Any]], pipe: Any) -> None:
     """Run the clients of each window that the pipe asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe.send("ready")
     while (request := pipe.recv()) is not None:
         pipe.send(asyncio.run(function(*request)))  # type: ignore[arg-type]
 
@@ -265,6 +267,7 @@ def measure(port: int, pid: int, tokens: list[str], only: str, windows: int, win
     for function in (_good, _hostile):
         here, there = context.Pipe()
         context.Process(target=in_process, args=(function, there), daemon=True).start()
+        here.recv()
         pipes.append(here)
     good, hostile = pipes
     results = {"alone": Measured.empty(), "beside": Measured.empty()}
@@ -309,7 +312,7 @@ def figures(measured: Mapping[str, Any], loaded: int, bound: int) -> Iterator[tu
     ratios = [b / a for a, b in zip(results["alone"].p99_s, results["beside"].p99_s, strict=False)]
     yield (
         "p99 beside hostile clients / alone, median of the windows",
-        sorted(ratios)[len(ratios) // 2],
+        statistics.median(ratios),
         "x",
         len(ratios),
     )
