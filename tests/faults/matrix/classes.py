@@ -10,6 +10,7 @@ from typing import Any
 import damaged_files
 import failing_calls
 import failing_disks
+import foreign
 import fuzzed
 import interruptions
 import killed
@@ -46,6 +47,7 @@ CLASSES = {
     "fuzzed recipes": FaultClass(fuzzed.recipe_cases, fuzzed.run_recipe),
     "fuzzed command lines": FaultClass(fuzzed.command_cases, fuzzed.run_command),
     "malicious inputs": FaultClass(malicious.cases, malicious.run),
+    "foreign folders": FaultClass(foreign.cases, foreign.run),
     "ranks killed, stopped, paused, late and cut off": FaultClass(ranks.cases, ranks.run),
     SOAK: FaultClass(lambda lab: [], soak.run),
 }

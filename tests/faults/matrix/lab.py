@@ -5,6 +5,7 @@ The process has imported everything and trained once, so that a case costs a fra
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import hashlib
 import json
 import os
@@ -230,6 +231,7 @@ def _be_child(function: Callable[[], None], log: Path, result: Path, layer: Laye
             with suppress(ValueError, OSError):
                 hard = resource.getrlimit(limit)[1]
                 resource.setrlimit(limit, (hard, hard))
+        concurrent.futures.thread._python_exit()  # as Python does: idle threads of pools end
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
