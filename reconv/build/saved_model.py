@@ -109,9 +109,10 @@ def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
     return progress
 
 
-def _read_recipe(saved: object, checkpoint: Path) -> Recipe:
+def recipe_of_state(state: Mapping[str, Any], checkpoint: Path) -> Recipe:
+    """The recipe in the state of a checkpoint."""
     try:
-        return Recipe.model_validate(saved)
+        return Recipe.model_validate(state["recipe"])
     except ValidationError as error:
         raise CheckpointError(
             "this version of Reconv cannot read the recipe of this checkpoint",
@@ -145,7 +146,7 @@ def read_saved_model(
         return read_weights_file(located.weights, recipe, trust_code, model, located.name)
     located, loaded = read_located(located, _load_checkpoint)
     assert located.checkpoint is not None
-    saved_recipe = _read_recipe(loaded.state["recipe"], located.checkpoint)
+    saved_recipe = recipe_of_state(loaded.state, located.checkpoint)
     allow_code(saved_recipe, trust_code, located.checkpoint, model)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
     if chosen == "averaged":
@@ -177,7 +178,7 @@ def read_saved_recipe(located: LocatedWeights) -> Recipe:
     """The recipe of a run or a checkpoint; the code that it names is not imported."""
     located, loaded = read_located(located, _load_checkpoint)
     assert located.checkpoint is not None
-    return _read_recipe(loaded.state["recipe"], located.checkpoint)
+    return recipe_of_state(loaded.state, located.checkpoint)
 
 
 def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Network:

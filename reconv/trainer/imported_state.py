@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.build.model import build_meta_model
+from reconv.build.saved_model import recipe_of_state
 from reconv.checkpoint.interop.torch_programs import TrainingState, read_training_state
 from reconv.checkpoint.load_weights import load_weights, named_as
 from reconv.checkpoint.locate import locate
@@ -95,7 +96,7 @@ def _read_own(path: Path, num_train: int) -> TrainingState:
         kind, _, parameter = name.partition(".")
         optimizer.setdefault(kind, {})[parameter] = tensor
     scaler = {name: tensor.item() for name, tensor in optimizer.pop(_SCALER, {}).items()}
-    per_epoch = steps_per_epoch(Recipe.model_validate(loaded.state["recipe"]), num_train)
+    per_epoch = steps_per_epoch(recipe_of_state(loaded.state, folder), num_train)
     return TrainingState(
         folder,
         "Reconv",

@@ -278,3 +278,11 @@ def test_links_out_of_a_run_are_neither_followed_nor_copied(
     assert str(outside) in capsys.readouterr().err
     assert not copy.exists()
     assert list(outside.iterdir()) == [] if name == "images" else outside.read_text() == "private"
+
+
+def test_a_checkpoint_whose_recipe_contradicts_itself_is_an_error_of_the_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_run(run, lambda recipe: set_field(recipe, "model.trainable", ["fc"]))
+    assert run_command("resume", "run", "--fork", "--out", "forked") == ExitCode.CHECKPOINT
+    assert "cannot read the recipe of this checkpoint" in capsys.readouterr().err

@@ -20,6 +20,7 @@ PixelBox = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)  # in a scan: neither an escaped 255 nor a restart
 _BASELINE, _SCAN, _INTERVAL, _APP0, _APP1, _APP14 = 0xC0, 0xDA, 0xDD, 0xE0, 0xE1, 0xEE
+_SEQUENTIAL = (0xC0, 0xC1)  # frames without progression
 _ALL = b"\x00\x3f\x00"  # the scan holds all coefficients at full precision
 _RESTART, _NUM_RESTARTS = 0xD0, 8  # the first restart marker, and how many there are
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # segments of a plain file before its scan
@@ -27,6 +28,20 @@ _MAY_CHANGE_PIXELS = frozenset({_APP0, _APP1, _APP14})  # of those: may ask for 
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _ADOBE_YCBCR = 1
 _MARGIN_ROWS = 2  # what chroma upsampling reads above and below a row
+
+
+def count_scans(data: bytes) -> int:
+    """At most so many scans of a JPEG file would be decoded, each over the whole image; 1 for ordinary files."""
+    at, components = len(_START), 0
+    while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in (b"", b"\xff"):
+        if marker[0] == _SCAN:
+            if components and data[at + 4 : at + 5] == bytes([components]):  # libjpeg reads no further one
+                return 1
+            break
+        if marker[0] in _SEQUENTIAL:
+            components = data[at + 9] if len(data) > at + 9 else 0
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return data.count(bytes([0xFF, _SCAN]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from reconv.core.errors import DataError
 from reconv.data.dataset import U8
+from reconv.data.decode.jpeg_header import count_scans
 from reconv.data.stage_timing import record_stage
 from reconv.storage import read_limits
 
@@ -27,6 +28,7 @@ MAX_PIXELS = read_limits.IMAGE_PIXELS
 
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_JPEG = ("JPEG", "MPO")
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # the first ones of a file
 NEEDS_HEIF = "HEIC images need pillow-heif, which is not installed"
 INSTALL_HEIF = "pip install 'reconv[heic]', or convert them to JPEG"
@@ -75,6 +77,8 @@ def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = 
         with Image.open(io.BytesIO(data), formats=formats_of(data, name)) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+            if opened.format in _JPEG and (scans := count_scans(data)) > read_limits.JPEG_SCANS:
+                raise _too_large(name, f"{scans:,} scans, more than {read_limits.JPEG_SCANS}")
             opened.load()
             if apply_exif:  # in place: otherwise every image is copied, and few are rotated
                 ImageOps.exif_transpose(opened, in_place=True)

@@ -16,6 +16,7 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.core.errors import DataError, ExitCode
+from reconv.data.decode.jpeg_header import count_scans
 from reconv.data.decode.pillow import decode
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
@@ -203,6 +204,7 @@ def test_running_out_of_memory_is_not_a_bad_file(monkeypatch: pytest.MonkeyPatch
 
 def test_pillow_warnings_are_not_shown() -> None:
     program = """
+from reconv.data.decode.jpeg_header import count_scans
 from reconv.data.decode.pillow import decode
 from reconv.core.errors import DataError
 from test_pillow import png_beginning
@@ -216,3 +218,35 @@ except DataError as error:
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("image is too large to decode safely\n", "")
+
+
+def with_scans(data: bytes, count: int) -> bytes:
+    """A JPEG file with its last scan repeated, which takes a few bytes each time."""
+    start = data.rindex(b"\xff\xda")
+    return data[:-2] + data[start:-2] * count + b"\xff\xd9"
+
+
+FLAT = Image.fromarray(np.full((1000, 1000), 128, np.uint8))
+
+
+def test_a_file_of_many_scans_is_refused_before_it_takes_minutes() -> None:
+    data = with_scans(saved(FLAT, "JPEG", progressive=True), 100_000)
+    assert len(data) < 2_000_000
+    with pytest.raises(DataError, match="too large to decode safely") as error:
+        decode(data, 1, "scans.jpg")
+    assert "scans, more than 250" in str(error.value.why)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_ordinary_files_and_those_with_previews_are_not_refused(progressive: bool) -> None:
+    """Segments of previews and colors may have bytes that look like scans."""
+    data = saved(FLAT, "JPEG", progressive=progressive)
+    note = b"\xff\xfe" + (102).to_bytes(2, "big") + b"\xff\xda" * 50
+    assert decode(data[:2] + note * (1 if progressive else 10) + data[2:], 1).shape == (1000, 1000, 1)
+
+
+def test_scans_are_counted_where_the_frame_lies_about_its_components() -> None:
+    data = with_scans(saved(FLAT, "JPEG"), 1000)
+    frame = data.index(b"\xff\xc0")
+    assert count_scans(data) == 1
+    assert count_scans(data[: frame + 9] + b"\x03" + data[frame + 10 :]) == 1001
