@@ -206,7 +206,7 @@ def memory_bound(size: int, channels: int, readers: int) -> int:
     limits = Limits()
     decoding = max(limits.max_decoding_bytes, 16 * limits.max_pixels)
     bodies = 2 * limits.max_buffered_bytes + 2 * readers * limits.max_body_bytes
-    return bodies + readers * 17 * 10**6 + decoding + 2 * limits.max_queue * size * size * channels
+    return bodies + 2 * readers * 17 * 10**6 + decoding + 2 * limits.max_queue * size * size * channels
 
 
 def start_server(run: str, folder: Path, tokens: list[str], readers: int) -> tuple[subprocess.Popen[bytes], int]:

@@ -29,6 +29,7 @@ from reconv.serve.reader_pool import ReaderPool, call_in_loop
 _WATCH_AFTER_S = 0.05
 MAX_SIDE = 65_535  # pixels: JPEG has no more, and Pillow keeps a pointer per row
 _LARGE_PIXELS = 1 << 20  # more takes a thread up to seconds
+_LARGE_BYTES = 1 << 20  # of a file, whose segments and comments Pillow reads in Python
 
 
 def decoding_bytes(num_pixels: int) -> int:
@@ -186,7 +187,10 @@ class _RequestWork:
         """Read the images."""
         for number, part in enumerate(self._parts):
             for index in part:
-                self._serving.readers.submit(self._client, self._read, number, index)
+                image = self._images[index]
+                is_large = isinstance(image, bytes) and len(image) > _LARGE_BYTES
+                readers = self._serving.large if is_large else self._serving.readers
+                readers.submit(self._client, self._read, number, index, is_large)
 
     def cancel(self) -> None:
         """Do none of the work that has not begun."""
@@ -211,10 +215,10 @@ class _RequestWork:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def _read(self, number: int, index: int, num_pixels: int | None = None) -> None:
+    def _read(self, number: int, index: int, is_large: bool, num_pixels: int | None = None) -> None:
         """Read an image; the thread that reads the last one of a part queues it.
 
-        A large image is read later, by a thread of its own kind, which passes its `num_pixels`.
+        An image of many pixels is read later, by a thread for large ones, which passes its `num_pixels`.
         """
         failure: BaseException | None = None
         try:
@@ -222,8 +226,8 @@ class _RequestWork:
                 image = self._images[index]
                 if isinstance(image, bytes) and num_pixels is None:
                     num_pixels = self._count_pixels(image)
-                    if num_pixels > _LARGE_PIXELS:
-                        self._serving.large.submit(self._client, self._read, number, index, num_pixels)
+                    if num_pixels > _LARGE_PIXELS and not is_large:
+                        self._serving.large.submit(self._client, self._read, number, index, True, num_pixels)
                         return
                 self._samples[index] = self._decode(image, num_pixels) if isinstance(image, bytes) else image
         except BaseException as error:  # of any kind: the client must get a response

@@ -14,6 +14,7 @@ GIB: Final = 1 << 30
 IMAGE_BYTES: Final = 512 * MIB  # an encoded image, a record, or any other file that is read whole
 IMAGE_PIXELS: Final = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
 JPEG_SCANS: Final = 250  # encoders write about 10; each takes the time of a whole image, and a few bytes
+PNM_COMMENTS: Final = 1000  # of a plain file, which Pillow reads in Python
 COCO_BYTES: Final = 4 * GIB
 TABLE_BYTES: Final = 1 * GIB  # CSV, and lists of file names
 CELL_BYTES: Final = 131_072  # of a CSV file: the limit of Python's csv

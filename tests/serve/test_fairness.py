@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from reconv.serve.fairness import ByteBudget, FairClock, FairQueue, FairTurns, S
 from reconv.serve.http.access import peer_client
 from reconv.serve.http.request_images import check_json, load_json
 from reconv.serve.limits import ApiError, Limits
+from reconv.serve.metrics import ServerMetrics
+from reconv.serve.models import PredictOptions
 from reconv.serve.reader_pool import ReaderPool
-from reconv.serve.serving import image_size
+from reconv.serve.serving import Serving, _RequestWork, image_size
 
 WAIT_S = 30
 
@@ -217,3 +220,34 @@ def test_json_of_a_tensor_of_an_image_is_within_the_limits() -> None:
 def test_the_size_of_an_image_is_read_from_its_header(images: list[bytes]) -> None:
     assert image_size(images[0]) == (30, 20) and image_size(images[0][:60]) == (30, 20)
     assert image_size(b"no image") is None
+
+
+def test_large_files_do_not_take_the_threads_of_small_ones() -> None:
+    """Segments and comments of a file are read in Python, so that a large one of few pixels takes seconds, too."""
+    read, blocked = list[int](), threading.Event()
+    done = threading.Semaphore(0)
+
+    def run(jobs: Sequence[Job]) -> list[Any]:
+        return [[None] * len(job.samples) for job in jobs]
+
+    def decode(image: bytes) -> None:
+        read.append(len(image))
+        done.release()
+
+    batcher = Batcher([run], max_batch=4, max_wait_s=0.0, max_queue=16)
+    loaded: Any = SimpleNamespace(batcher=batcher, predictor=SimpleNamespace(read=decode))
+
+    async def send() -> None:
+        serving = Serving({}, Limits(), ServerMetrics(), 1)
+        serving.readers.submit("other", blocked.wait)
+        for size in (2 << 20, 10):
+            batcher.reserve(1)
+            _RequestWork(serving, loaded, [bytes(size)], PredictOptions(), "client").start()
+        assert await asyncio.to_thread(done.acquire, timeout=WAIT_S)
+        assert read == [2 << 20]
+        blocked.set()
+        assert await asyncio.to_thread(done.acquire, timeout=WAIT_S)
+        assert read == [2 << 20, 10]
+
+    asyncio.run(send())
+    batcher.close()

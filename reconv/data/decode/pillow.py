@@ -29,6 +29,7 @@ MAX_PIXELS = read_limits.IMAGE_PIXELS
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 _JPEG = ("JPEG", "MPO")
+_PLAIN_PNM = (b"P1", b"P2", b"P3")
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # the first ones of a file
 NEEDS_HEIF = "HEIC images need pillow-heif, which is not installed"
 INSTALL_HEIF = "pip install 'reconv[heic]', or convert them to JPEG"
@@ -51,7 +52,9 @@ def reads_heic() -> bool:
 
 
 def formats_of(data: bytes, name: str = "") -> tuple[str, ...]:
-    """Pillow's names of the formats that a file may have; raises `DataError` for HEIC without pillow-heif."""
+    """Pillow's names of the formats that a file may have; raises `DataError` for what is not read."""
+    if data[:2] in _PLAIN_PNM and (comments := data.count(b"#")) > read_limits.PNM_COMMENTS:
+        raise _too_large(name, f"{comments:,} comments, more than {read_limits.PNM_COMMENTS:,}")
     if data[4:8] != b"ftyp" or data[8:12] not in _HEIC_BRANDS:
         return FORMATS
     if not reads_heic():

@@ -250,3 +250,10 @@ def test_scans_are_counted_where_the_frame_lies_about_its_components() -> None:
     frame = data.index(b"\xff\xc0")
     assert count_scans(data) == 1
     assert count_scans(data[: frame + 9] + b"\x03" + data[frame + 10 :]) == 1001
+
+
+def test_a_plain_file_of_many_comments_is_refused_before_it_takes_minutes() -> None:
+    pixels = b"7 " * 1_000_000
+    assert decode(b"P2 # from a camera\n1000 1000 255\n" + pixels, 1)[0, 0, 0] == 7
+    with pytest.raises(DataError, match="too large to decode safely"):
+        decode(b"P2 1000 1000 255\n" + b"#\n" * 1_000_000 + pixels, 1)
