@@ -65,8 +65,12 @@ class WrongBitsError(Exception):
 
     @property
     def last_step(self) -> int | None:
-        """The last step to which the run may go back, if not any: a checkpoint that is not on disk must be saved."""
-        return min((finding.step for finding in self.findings if finding.how == "checkpoint"), default=None)
+        """The last step to which the run may go back, if not any.
+
+        It is before a checkpoint that is not on disk, so that all that happens at its step happens again: the
+        evaluation, the end of the run, and the save.
+        """
+        return min((finding.step - 1 for finding in self.findings if finding.how == "checkpoint"), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,16 @@ def test_sample_finds_what_changes_at_rest(run: Run, expected: Mapping[str, byte
     assert outcome.bits == expected
 
 
+@pytest.mark.parametrize("mode", ["sample", "full"])
+def test_the_last_checkpoint_is_saved_again_if_it_was_wrong_in_memory(
+    run: Run, expected: Mapping[str, bytes], mode: str
+) -> None:
+    outcome = run(mode, Flip(target="checkpoint", step=9, seed=1))
+    assert [(event.step, event.how) for event in outcome.found] == [(12, "checkpoint")]
+    assert outcome.error is None
+    assert outcome.bits == expected
+
+
 @pytest.mark.parametrize(("num_damaged", "to_step"), [(1, 0), (2, 6)])
 def test_a_copy_that_is_wrong_itself_is_not_used(
     run: Run, expected: Mapping[str, bytes], num_damaged: int, to_step: int, monkeypatch: pytest.MonkeyPatch
