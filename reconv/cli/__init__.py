@@ -170,6 +170,9 @@ def _run(args: list[str]) -> int:
         if _is_out_of_memory(error):
             _print_error("Out of memory\n  hint:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
+        if (fault := _device_error(error)) is not None:
+            _print_error(str(fault), debug)
+            return fault.code
         if isinstance(error, OSError) and error.errno is not None:
             from reconv.storage.files import system_error
 
@@ -186,6 +189,15 @@ def _is_out_of_memory(error: Exception) -> bool:
     from reconv.device import is_out_of_memory
 
     return is_out_of_memory(error)
+
+
+def _device_error(error: Exception) -> ReconvError | None:
+    """The error for a fault of a device; None for all others."""
+    if "torch" not in sys.modules:
+        return None
+    from reconv.device import device_error
+
+    return device_error(error)
 
 
 def _interrupted(args: Sequence[str]) -> str:

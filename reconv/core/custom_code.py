@@ -329,8 +329,9 @@ def code_errors(what: str = "") -> Iterator[None]:
 
 
 def _is_of_device(error: Exception) -> bool:
-    """True if a device is out of memory or another rank is lost, which the trainer handles wherever it shows."""
-    return type(error).__name__ == "OutOfMemoryError" or any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
+    """True if a device is out of memory or has failed, or a rank is lost, which may show at any call."""
+    is_fault = type(error).__name__ in ("OutOfMemoryError", "AcceleratorError")
+    return is_fault or any(word in str(error) for word in ("gloo", "NCCL", "HCCL"))
 
 
 def _user_line(error: Exception, is_ours: bool) -> str:

@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     DATA = 3
     CHECKPOINT = 4  # a checkpoint or weights file is missing, corrupt or of another model
     DIVERGED = 5
-    RESOURCES = 6  # out of memory or disk space, or the system refuses to read or write a file
+    RESOURCES = 6  # out of memory or disk space, the system refuses to read or write a file, or a device has failed
     RANK_LOST = 7  # or the processes of a server end again and again
     RUN_LOCKED = 8  # another process is using the run directory
     EXPORT = 9  # an exported model gives other results than the trained one, or does not run

@@ -13,6 +13,7 @@ from reconv.device.base import (
 )
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, CudaGraph
+from reconv.device.faults import device_error
 from reconv.device.hpu import Hpu, load_backend
 from reconv.device.load_kernels import load_cuda_kernels
 from reconv.device.mps import Mps
@@ -26,6 +27,7 @@ __all__ = [
     "Mps",
     "configure_algorithms",
     "count_devices",
+    "device_error",
     "device_kind",
     "is_out_of_memory",
     "load_backend",

@@ -47,7 +47,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.data.stage_timing import StageTimes
-from reconv.device import is_out_of_memory
+from reconv.device import device_error, is_out_of_memory
 from reconv.logging.clock import RunClock
 from reconv.logging.event_log import EventFile, read_event_file
 from reconv.logging.events import AttemptStarted, Event, RunEnded
@@ -484,6 +484,9 @@ class RunFinalizer:
             if is_out_of_memory(error):
                 self.exit_code, self.reason = ExitCode.RESOURCES, "out of memory"
                 raise out_of_memory_error(self._run) from error
+            if (fault := device_error(error)) is not None:
+                self.exit_code, self.reason = fault.code, fault.what
+                raise fault from error
             if isinstance(error, OSError) and error.errno is not None:
                 refused = system_error(error, self._run_dir.path)
                 self.exit_code, self.reason = refused.code, refused.what

@@ -127,6 +127,7 @@ def test_an_unexpected_error_exits_with_1_and_names_debug(
         (MemoryError(), ExitCode.RESOURCES),
         (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.RESOURCES),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ExitCode.RESOURCES),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), ExitCode.RESOURCES),
         (OSError(errno.EIO, "Input/output error"), ExitCode.RESOURCES),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
