@@ -1,6 +1,6 @@
 """Fairness and memory of `reconv serve`: 64 good clients alone, then beside 16 hostile ones, by turns.
 
-    python -m benchmarks.serve_fairness RUN --minutes 30 --json fairness.json
+    python -m benchmarks.serve.fairness RUN --minutes 30 --json fairness.json
 
 RUN is a trained classifier. Every client has a token and an address of its own (127.x.y.z, so Linux only). A good
 client sends an image of 96 pixels every two seconds on average. A hostile one sends what the limits allow, as much as
@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.http_load import percentile_s
-from benchmarks.serve_soak import image_file
+from benchmarks.serve.http_load import percentile_s
+from benchmarks.serve.soak import image_file
 
 GOOD, HOSTILE = 64, 16
 PAUSE_S = 2.0  # between the requests of a good client, on average
