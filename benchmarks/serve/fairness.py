@@ -43,6 +43,7 @@ from benchmarks.serve.soak import image_file
 
 GOOD, HOSTILE = 64, 16
 PAUSE_S = 2.0  # between the requests of a good client, on average
+MAX_PAUSE_S = 8.0  # the server waits for the first request of a connection for 10 s
 MIB = 1 << 20
 SAMPLE_S = 0.05  # between two looks at the server's memory
 
@@ -81,7 +82,7 @@ async def good_client(client: Client, number: int, end_s: float, latencies_s: li
     """Send images at random times until the end."""
     chance, body = random.Random(f"{number} {end_s}"), image_file(number % 16)
     reader, writer = await client.connect()
-    while (pause_s := chance.expovariate(1 / PAUSE_S)) < end_s - time.time():
+    while (pause_s := min(MAX_PAUSE_S, chance.expovariate(1 / PAUSE_S))) < end_s - time.time():
         await asyncio.sleep(pause_s)
         began_s = time.perf_counter()
         try:
@@ -138,7 +139,7 @@ def hostile_bodies() -> dict[str, tuple[bytes, str]]:
     }
 
 
-async def _send(client: Client, body: bytes, kind: str, end_s: float, count: Callable[[str], None]) -> None:
+async def _send(client: Client, body: bytes, kind: str, end_s: float, counts: Counter[str]) -> None:
     """Send one body again and again until the end, on connections that are kept."""
     while time.time() < end_s:
         writer = None
@@ -147,7 +148,7 @@ async def _send(client: Client, body: bytes, kind: str, end_s: float, count: Cal
             while time.time() < end_s:
                 writer.write(client.post(body, kind))
                 status, _ = await asyncio.wait_for(read_answer(reader), max(0.1, end_s - time.time()))
-                count(str(status))
+                counts[str(status)] += 1
                 if status != 200:
                     await asyncio.sleep(0.01)  # a program of one thread sends for all of them
         if writer is not None:
@@ -155,7 +156,7 @@ async def _send(client: Client, body: bytes, kind: str, end_s: float, count: Cal
         await asyncio.sleep(0.05)
 
 
-async def _hold(client: Client, end_s: float, count: Callable[[str], None]) -> None:
+async def _hold(client: Client, end_s: float, counts: Counter[str]) -> None:
     """Keep connections with half of a header or a body, and open others when they are closed."""
     while time.time() < end_s:
         with suppress(OSError, EOFError, TimeoutError):
@@ -164,7 +165,7 @@ async def _hold(client: Client, end_s: float, count: Callable[[str], None]) -> N
             writer.write(random.choice([request[:40], request[:-500]]))
             await asyncio.wait_for(reader.read(), max(0.1, end_s - time.time()))
             writer.close()
-            count("closed")
+            counts["closed"] += 1
         await asyncio.sleep(0.05)
 
 
@@ -177,9 +178,9 @@ async def _hostile(port: int, tokens: list[str], only: str, end_s: float) -> dic
         client = Client(port, f"127.3.0.{number + 1}", token)
         names = [name for position, name in enumerate(bodies) if (position - number) % min(3, len(bodies)) == 0]
         for name in names * 2:  # six connections of different kinds, and four that are held
-            tasks.append(_send(client, *bodies[name], end_s, lambda outcome, of=sent[name]: of.update([outcome])))
+            tasks.append(_send(client, *bodies[name], end_s, sent[name]))
         if not only:
-            tasks += [_hold(client, end_s, lambda outcome: held.update([outcome])) for _ in range(4)]
+            tasks += [_hold(client, end_s, held) for _ in range(4)]
     await asyncio.gather(*tasks)
     return sent
 
