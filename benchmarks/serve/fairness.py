@@ -240,7 +240,7 @@ def watch_memory(pid: int, until: Callable[[], bool]) -> int:
 
 @dataclass
 class Measured:
-    """What the good clients saw in the windows of one kind."""
+    """Latencies of the good clients and peaks of memory in the windows of one kind."""
 
     by_client: list[list[float]]
     p99_s: list[float]  # of each window

@@ -224,7 +224,7 @@ def survived(record: Record) -> bool:
 
 
 def _is_by_luck(record: Record) -> bool:
-    """Whether `sample` finds such a fault in the one step of 100 alone that it computes again."""
+    """True if `sample` finds such a fault only in the step of 100 that it computes again."""
     is_sampled = record["part"] == "transient" or (record["part"] == "ranks" and record["mode"] == "sample")
     return is_sampled and record["target"] in IN_FLIGHT
 

@@ -39,7 +39,7 @@ _MAX_TEXTS = 3  # of a list
 
 
 def trap_text(name: str, base: Path) -> str:
-    """What a trap writes into a field, for a foreign folder in `base`."""
+    """Text that a trap writes into a field, for a foreign folder in `base`."""
     return TRAPS[name].format(folder=base / FOLDER, outside=base / OUTSIDE)
 
 

@@ -247,7 +247,7 @@ def _stop_when_ready(log: Path) -> None:
 
 
 def find_problem(ended: Ended, folder: Path, foreign: Path, before: dict[str, bytes]) -> str:
-    """What was unsafe, or nothing."""
+    """Description of what was unsafe, or nothing."""
     audit = folder / "audit.txt"
     if audit.exists() and (text := audit.read_text()):
         return f"without consent: {text[:600]}"
