@@ -25,14 +25,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from reconv.core.errors import ExitCode, RankLostError, ReconvError, RemoteRankError, TerminatedError, UsageError
+from reconv.cluster import rounds
+from reconv.core.errors import ExitCode, RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.core.stop_signals import handled_stop_signals
 from reconv.core.text import count, printable
 from reconv.core.version import __version__
 from reconv.core.wait import ProcessWait
 from reconv.distributed.environment import ROUND_VARIABLE, SECRET_VARIABLE
-from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
-from reconv.distributed.nic import interface_addresses
+from reconv.distributed.nic import free_port, nic_variables
 from reconv.distributed.rank_store import new_secret
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ _POLL_S = 0.2
 _NODES_S = 2.0  # between two looks at the nodes of the cluster
 _SETTLE_S = 3.0  # that a new node has been there before the ranks are asked to stop for it
 _PLACE_S = 15.0  # for Ray to place the actors: a node may be gone that it still lists
-_STOP_LIMIT_S = 300.0  # for ranks that were asked to save and stop, or whose peers are lost
-_LOCKED_LIMIT_S = 120.0  # for ranks of an earlier round, on a node that is cut off, to release the run directory
-MAX_RESTARTS = 3  # in a row, with as many nodes and without a new checkpoint
-# A restart would end with the same error.
-_FINAL = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
 _PASSED_ON = ("DATA_DIR", "OMP_NUM_THREADS", "HF_TOKEN")  # beside RECONV_*
 
 
@@ -80,13 +75,11 @@ class Ray:
 
     def start(self, train: Any, options: RunOptions, on_event: Any = None) -> RunOutcome:
         """Train until the run ends, as `Launch.start`; the actors import what they call themselves."""
-        from reconv.cluster.elastic_run import train_on_ray
-
         if on_event is not None:
             raise UsageError(
                 "on_event cannot observe several processes", hint="read events.jsonl in the run directory instead"
             )
-        return train_on_ray(self, replace(options, nic=self.nic))
+        return rounds.train_on_ray(self, replace(options, nic=self.nic))
 
     def run(self, args: Any, usable: Callable[[int], int], needs_gpu: bool | None) -> Mapping[str, Any]:
         """Train as `args` (`RunOptions`) say until the run ends. Returns rank 0's `RunResult` as plain data.
@@ -164,9 +157,7 @@ class _Driver:
             self._bundle["GPU"] = per_node
         self._files = {path.name: path.read_text(encoding="utf-8") for path in _recipe_files(args.recipe)}
         self._signals: list[int] = []
-        self._num_restarts = 0
-        self._last: tuple[int, str] | None = None  # nodes and progress at the last failure
-        self._locked_s: float | None = None
+        self._restarts = rounds.RestartPolicy()
 
     def run(self) -> Mapping[str, Any]:
         is_main = threading.current_thread() is threading.main_thread()
@@ -202,7 +193,7 @@ class _Driver:
         wait = ProcessWait()
         while True:
             if self._signals:
-                raise self._stopped_early()
+                raise rounds.stopped_without_saving(self._signals)
             number = self._num_nodes()
             if number >= self._min:
                 return number
@@ -291,7 +282,7 @@ class _Driver:
                 self._print(f"{reason or 'asked to stop'}: saving")
                 stopped_s, outcome.was_stopped = now_s, True
                 self._signal(nodes, pending.values(), signal.SIGTERM)
-            if now_s - min(stopped_s or now_s, first_end_s or now_s) > _STOP_LIMIT_S:
+            if now_s - min(stopped_s or now_s, first_end_s or now_s) > rounds.STOP_LIMIT_S:
                 self._signal(nodes, pending.values(), signal.SIGKILL)
         for ref, index in lines.items():  # what was printed last
             with suppress(self._ray.exceptions.RayError):
@@ -318,31 +309,12 @@ class _Driver:
         error = outcome.error
         if self._signals:
             is_saved = ExitCode.PREEMPTED in outcome.codes
-            raise error if is_saved else self._stopped_early()
-        if error.code in _FINAL:
+            raise error if is_saved else rounds.stopped_without_saving(self._signals)
+        if error.code in rounds.FINAL:
             raise error
         if outcome.was_stopped or error.code == ExitCode.PREEMPTED:
             return
-        now_s = time.monotonic()
-        if error.code == ExitCode.RUN_LOCKED:
-            self._locked_s = self._locked_s or now_s
-            if now_s - self._locked_s > _LOCKED_LIMIT_S:
-                raise error
-            self._print(f"{printable(error.what)}; trying again")
-            time.sleep(2.0)
-            return
-        self._locked_s = None
-        current = (len(outcome.codes), outcome.progress)
-        self._num_restarts = self._num_restarts + 1 if current == self._last else 1
-        self._last = current
-        if self._num_restarts > MAX_RESTARTS:
-            raise error
-        self._print(f"{printable(error.what)}; starting again ({self._num_restarts} of {MAX_RESTARTS})")
-
-    def _stopped_early(self) -> BaseException:
-        if self._signals[0] == signal.SIGINT:
-            return KeyboardInterrupt()
-        return TerminatedError("stopped without saving", why="no rank was training")
+        self._print(self._restarts.after(error, len(outcome.codes), outcome.progress))
 
     def _print(self, text: str) -> None:
         print(f"ray: {text}", file=sys.stderr, flush=True)
@@ -390,9 +362,7 @@ class NodeActor:
     def describe(self) -> dict[str, Any]:
         """The address of this node, a port that is free there, and the installed version."""
         address = str(import_module("ray.util").get_node_ip_address())
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            port = int(probe.getsockname()[1])
+        port = free_port(address)
         return {"address": address, "port": port, "host": socket.gethostname(), "version": __version__}
 
     def train(self, args: bytes, files: Mapping[str, str], cwd: str, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -405,7 +375,7 @@ class NodeActor:
             libc = ctypes.CDLL(None) if sys.platform == "linux" else None
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "reconv.cluster.ray", name],
-                env={**os.environ, **self._nic_variables(), **variables},
+                env={**os.environ, **nic_variables(self.describe()["address"]), **variables},
                 cwd=cwd if Path(cwd).is_dir() else None,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -438,12 +408,6 @@ class NodeActor:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
-    def _nic_variables(self) -> dict[str, str]:
-        """The interface of Ray's address here, for gloo and NCCL, if the user has chosen none."""
-        address = self.describe()["address"]
-        name = next((name for name, other in interface_addresses().items() if other == address), None)
-        return {} if name is None else {variable: os.environ.get(variable, name) for variable in NIC_VARIABLES}
-
 
 def main(folder: Path) -> int:
     """Train on this node as its actor says; the result is left in the folder."""
@@ -461,13 +425,10 @@ def main(folder: Path) -> int:
         return int(ExitCode.INTERRUPTED)
     except ReconvError as raised:
         error = raised
-    checkpoints = args.out / "checkpoints"
     record = {
         "error": None if error is None else error.to_dict(),
         "result": None if result is None else {"summary": dict(result.summary), "exit_code": int(result.exit_code)},
-        "checkpoint": max((path.name for path in checkpoints.glob("step-*")), default="")
-        if checkpoints.is_dir()
-        else "",
+        "checkpoint": rounds.newest_checkpoint(args.out / "checkpoints"),
     }
     (folder / "result.json").write_text(json.dumps(record), encoding="utf-8")
     return int(error.code if error is not None else result.exit_code)

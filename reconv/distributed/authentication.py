@@ -1,7 +1,7 @@
 """Proof that every rank knows the secret of the run: in the store before ranks connect, and over their connections.
 
 Each rank sends a random challenge and an HMAC of all challenges with its rank, so that no answer can be repeated, made
-up or sent by another rank. In the store (`connecting`) a stranger is refused before gloo connects to it. Over gloo the
+up or sent by another rank. In the store (`liveness`) a stranger is refused before gloo connects to it. Over gloo the
 proof is repeated, because whoever can write to the store can redirect connections. Nothing but bytes of a fixed length
 is received before all answers are right.
 """

@@ -45,7 +45,7 @@ from reconv.storage.files import system_error, write_atomic
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from reconv.distributed.heartbeat import Beat, Heartbeat
+    from reconv.distributed.liveness import Beat, Heartbeat
     from reconv.distributed.process_group import Outcome, ProcessGroup
 
 HEARTBEAT_S = 1.0
@@ -184,10 +184,10 @@ class FailureMonitor:
     def _continue_stopped_processes(self) -> None:
         """Send SIGCONT to stopped processes of the same launcher: only then do they see that they should exit."""
         for peer in self._heartbeat.peers.values():
-            is_here = peer.beat is not None and peer.beat.host == platform.node()
-            if self._launch_env.failure_dir and peer.beat is not None and is_here:
+            is_here = peer.record is not None and peer.record.host == platform.node()
+            if self._launch_env.failure_dir and peer.record is not None and is_here:
                 with suppress(ProcessLookupError):
-                    os.kill(peer.beat.pid, signal.SIGCONT)
+                    os.kill(peer.record.pid, signal.SIGCONT)
 
     def _watch_store(self) -> None:
         """Exit this process when the store is out of reach: any other thread may wait for its reply forever."""
@@ -211,7 +211,7 @@ class FailureMonitor:
         """Put the error that ends this rank into the store. Returns whether another rank prints the same error here."""
         record = {"rank": self._launch_env.rank, "host": platform.node(), **error.to_dict()}
         try:
-            first = self._heartbeat.put_first(_FAILED, record)
+            first = self._heartbeat.messages.put_first(_FAILED, record)
         except RuntimeError:  # rank 0, which hosts the store, is lost
             return False
         is_same = first["what"] == error.what or error.code == ExitCode.RANK_LOST
@@ -259,7 +259,7 @@ class FailureMonitor:
         if self._store_lost(_SHORT_TIMEOUT_S) is not None or not self._heartbeat.receive():
             return True
         return all(
-            peer.silent_s() > timeout_s or (peer.beat is not None and is_ready(peer.beat))
+            peer.silent_s() > timeout_s or (peer.record is not None and is_ready(peer.record))
             for peer in self._heartbeat.peers.values()
         )
 
@@ -276,7 +276,7 @@ class FailureMonitor:
         if self._reported is not None:
             return self._reported
         try:
-            record = self._heartbeat.get(_FAILED)
+            record = self._heartbeat.messages.get(_FAILED)
         except RuntimeError:
             return None
         if record is None or record["rank"] == self._launch_env.rank:
@@ -292,14 +292,14 @@ class FailureMonitor:
 
     def _silent_rank(self, timeout_s: float) -> RankLostError | None:
         running = {
-            r: peer for r, peer in self._heartbeat.peers.items() if peer.beat is None or not peer.beat.is_stopped
+            r: peer for r, peer in self._heartbeat.peers.items() if peer.record is None or not peer.record.is_stopped
         }
         if not running:
             return None
         rank, peer = min(running.items(), key=lambda item: item[1].seen_s)
         if peer.silent_s() <= timeout_s:
             return None
-        beat = peer.beat
+        beat = peer.record
         return RankLostError(
             f"rank {rank} is lost: no heartbeat for {peer.silent_s():.0f} s",
             where="no heartbeat was ever received" if beat is None else f"{beat.host}, process {beat.pid}",
@@ -311,7 +311,7 @@ class FailureMonitor:
         silent_s = self._heartbeat.store_silent_s()
         if silent_s <= timeout_s:
             return None
-        rank0 = self._heartbeat.peers[0].beat if 0 in self._heartbeat.peers else None
+        rank0 = self._heartbeat.peers[0].record if 0 in self._heartbeat.peers else None
         return RankLostError(
             f"rank 0 cannot be reached: its store has not replied for {silent_s:.0f} s",
             where=f"{self._launch_env.master_addr}:{self._launch_env.master_port}, seen from {self._here()}",

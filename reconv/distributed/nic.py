@@ -1,4 +1,4 @@
-"""Chooses the network interface of gloo, NCCL and HCCL, by its name or by an address in its network."""
+"""Network interfaces of this machine: that of gloo, NCCL and HCCL, by its name or by an address in its network."""
 
 from __future__ import annotations
 
@@ -50,3 +50,23 @@ def interface_addresses() -> dict[str, str | None]:
             else:
                 addresses[name] = socket.inet_ntoa(reply[20:24])
     return addresses
+
+
+def nic_variables(address: str) -> dict[str, str]:
+    """The interface of an address, for gloo, NCCL and HCCL, where the user has chosen none."""
+    name = next((name for name, found in interface_addresses().items() if found == address), None)
+    return {} if name is None else {variable: os.environ.get(variable, name) for variable in VARIABLES}
+
+
+def address_towards(family: int, host: str, port: int) -> str:
+    """The address of this machine in the network of another one; nothing is sent."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def free_port(address: str) -> int:
+    """A port of this machine that is free now."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

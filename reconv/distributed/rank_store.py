@@ -16,13 +16,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.core.errors import RankLostError, ReconvError, UsageError
 from reconv.core.wait import WAIT_TIMEOUT_S, ProcessWait
@@ -80,15 +81,18 @@ def connect(launch_env: LaunchEnv) -> TCPStore:
 
 
 def _resolve(launch_env: LaunchEnv) -> Address:
+    where = f"rank {launch_env.rank} of {launch_env.world_size}, started by {launch_env.launcher}"
+    hint = "set MASTER_ADDR to a name or address that every machine of the job knows"
+    return find_address(launch_env.master_addr, launch_env.master_port, "rank 0", where, hint)
+
+
+def find_address(host: str, port: int, whose: str, where: str, hint: str) -> Address:
+    """The numeric address of a host that a user has named."""
     try:
-        return resolve(launch_env.master_addr, launch_env.master_port)
+        return resolve(host, port)
     except OSError as error:
-        raise UsageError(
-            f"the address of rank 0, {launch_env.master_addr!r}, cannot be resolved",
-            where=f"rank {launch_env.rank} of {launch_env.world_size}, started by {launch_env.launcher}",
-            why=str(error),
-            hint="set MASTER_ADDR to a name or address that every machine of the job knows",
-        ) from error
+        what = f"the address of {whose}, {host!r}, cannot be resolved"
+        raise UsageError(what, where=where, why=str(error), hint=hint) from error
 
 
 def resolve(host: str, port: int) -> Address:
@@ -143,6 +147,19 @@ def serve_store(address: Address, world_size: int) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),  # the store closes it
     )
+
+
+def serve_rendezvous(host: str, port: int) -> TCPStore:
+    """The store of elastic runs, on one address of this machine."""
+    try:
+        return serve_store(resolve(host, port), world_size=1)
+    except OSError as error:
+        raise UsageError(
+            "the rendezvous cannot listen",
+            where=f"{host}:{port}",
+            why=str(error.strerror),
+            hint="name an address of this machine and a port that no other program uses",
+        ) from error
 
 
 def _read_port(launch_env: LaunchEnv) -> int:
@@ -205,3 +222,29 @@ class Signer:
 
     def _digest(self, key: str, text: str) -> str:
         return hmac.new(self.secret.encode(), f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedStore:
+    """Messages in a store, each signed for its key."""
+
+    store: PrefixStore
+    signer: Signer
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The message of a key; None if there is none from a holder of the secret."""
+        return (
+            self.signer.verify(key, self.store.get(key).decode(errors="replace")) if self.store.check([key]) else None
+        )
+
+    def set(self, key: str, message: Mapping[str, Any]) -> None:
+        self.store.set(key, self.signer.sign(key, dict(message)))
+
+    def put_first(self, key: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Store a message unless another member has done so already. Returns the one that is stored."""
+        stored = self.store.compare_set(key, "", self.signer.sign(key, dict(message)))
+        first = self.signer.verify(key, stored.decode(errors="replace"))
+        if first is None:  # someone else's: it must not hide ours
+            self.set(key, message)
+            return dict(message)
+        return first

@@ -20,11 +20,10 @@ from reconv.core.errors import RankLostError, ReconvError, RemoteRankError, Usag
 from reconv.device import count_devices, load_backend
 from reconv.distributed import collectives
 from reconv.distributed.authentication import authenticate
-from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.ddp import DDPStrategy
 from reconv.distributed.environment import LaunchEnv, requested_backend
 from reconv.distributed.failure import FailureMonitor
-from reconv.distributed.heartbeat import Heartbeat
+from reconv.distributed.liveness import ConnectingRanks, Heartbeat
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup

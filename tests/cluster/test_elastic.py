@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from ranks import server
 
-from reconv.cluster import elastic
+from reconv.cluster import rounds as policy
 from reconv.cluster.elastic import ElasticWork, run_elastic
-from reconv.cluster.elastic_config import ElasticConfig
+from reconv.cluster.launch import ElasticConfig
 from reconv.core.errors import DataError, ExitCode, RankLostError, RemoteRankError, ResourceError, TerminatedError
 from reconv.distributed.environment import read_launch_env
 
@@ -73,7 +73,7 @@ def test_a_killed_rank_leads_to_another_round(tmp_path: Path, capfd: pytest.Capt
 
 @pytest.mark.slow
 def test_ranks_that_are_killed_again_and_again_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(policy, "MAX_RESTARTS", 1)
     with pytest.raises(RankLostError, match="rank 1 was killed by SIGKILL"):
         start(tmp_path, "killed")
     assert rounds(tmp_path) == ["0-0", "0-1", "1-0", "1-1"]

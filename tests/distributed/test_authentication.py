@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from reconv.core.errors import RankLostError, ReconvError, UsageError
 from reconv.distributed import authentication, rank_store
-from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.environment import SECRET_VARIABLE, read_launch_env
+from reconv.distributed.liveness import ConnectingRanks
 from reconv.distributed.process_group import open_process_group
 from reconv.recipe.loader import load
 from reconv.trainer.options import RunOptions

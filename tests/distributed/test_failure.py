@@ -14,7 +14,7 @@ from reconv.core.errors import DataError, ExitCode, RankLostError, ReconvError, 
 from reconv.distributed import failure
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.failure import FailureMonitor, RankState, choose_failure
-from reconv.distributed.heartbeat import Beat, Heartbeat, PeerStatus
+from reconv.distributed.liveness import Beat, Heartbeat, Seen
 
 TIMEOUT_S = 0.2
 
@@ -25,17 +25,18 @@ class FakeHeartbeat:
     def __init__(self) -> None:
         self.phase = "training"
         self.peer = Beat(1, "training", "elsewhere", 4711, ["step.py:1 in run"])
-        self.peers = {1: PeerStatus(self.peer, time.monotonic())}
+        self.peers: dict[int, Seen[Beat | None]] = {1: Seen(self.peer, time.monotonic())}
         self.is_beating = True
         self.values: dict[str, dict[str, Any]] = {}
         self.sent: list[tuple[bool, bool]] = []
+        self.messages = self
 
     def send(self, is_stopped: bool = False, is_exiting: bool = False) -> None:
         self.sent.append((is_stopped, is_exiting))
 
     def receive(self) -> bool:
         if self.is_beating:
-            self.peers[1] = PeerStatus(self.peer, time.monotonic())
+            self.peers[1] = Seen(self.peer, time.monotonic())
         return True
 
     def store_silent_s(self) -> float:

@@ -16,9 +16,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from reconv.core import wait
 from reconv.core.errors import ExitCode, RankLostError, UsageError
 from reconv.distributed import rank_store as rendezvous
-from reconv.distributed.connecting import ConnectingRanks
 from reconv.distributed.environment import LaunchEnv, read_launch_env
-from reconv.distributed.heartbeat import Heartbeat
+from reconv.distributed.liveness import ConnectingRanks, Heartbeat
 from reconv.distributed.process_group import open_process_group
 from reconv.distributed.rank_store import Signer, open_store
 
@@ -79,17 +78,17 @@ def test_what_a_stranger_writes_to_the_store_is_ignored() -> None:
     ours, theirs = (Heartbeat(launch_env(rank, port), signer) for rank in (0, 1))
     stranger = Heartbeat(launch_env(1, port), Signer("a guess"))
     stranger.send(is_stopped=True)
-    assert ours.receive() and ours.peers[1].beat is None
+    assert ours.receive() and ours.peers[1].record is None
     theirs.send()
-    assert ours.receive() and ours.peers[1].beat is not None and not ours.peers[1].beat.is_stopped
+    assert ours.receive() and ours.peers[1].record is not None and not ours.peers[1].record.is_stopped
     for text in ("", "no signature", '{"rank": 1, "code": 0}', "\udcff", "0" * 64 + " {}"):
         PrefixStore("reconv/0/beat", store).set("1", text.encode("utf-8", "surrogateescape"))
         assert ours.receive()
-        assert ours.peers[1].beat is not None and ours.peers[1].beat.count == 1
-    stranger.put_first("failed", {"rank": 1, "host": "x", "code": 0, "what": "finished"})
-    assert ours.get("failed") is None
-    assert ours.put_first("failed", {"rank": 0, "what": "real"}) == {"rank": 0, "what": "real"}
-    assert theirs.get("failed") == {"rank": 0, "what": "real"}
+        assert ours.peers[1].record is not None and ours.peers[1].record.count == 1
+    stranger.messages.put_first("failed", {"rank": 1, "host": "x", "code": 0, "what": "finished"})
+    assert ours.messages.get("failed") is None
+    assert ours.messages.put_first("failed", {"rank": 0, "what": "real"}) == {"rank": 0, "what": "real"}
+    assert theirs.messages.get("failed") == {"rank": 0, "what": "real"}
 
 
 def test_an_old_heartbeat_that_is_written_again_does_not_count() -> None:

@@ -16,7 +16,7 @@ from ranks import start
 
 import reconv
 from reconv.core.errors import ExitCode, RankLostError, ReconvError
-from reconv.distributed import connecting
+from reconv.distributed import liveness
 from reconv.distributed import torch_group as distributed_group
 from reconv.distributed.failure import report_failures
 from reconv.distributed.process_group import open_process_group
@@ -110,7 +110,7 @@ def test_a_rank_lost_within_its_first_second_is_named() -> None:
 def stop_while_connecting(out: str, victim: int) -> None:
     """The victim is stopped after it was seen, before gloo connects it; the other rank writes its error to a file."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(connecting, "SILENT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(liveness, "SILENT_TIMEOUT_S", 2.0)
     if os.environ["RANK"] == str(victim):
         monkeypatch.setattr(distributed_group.dist, "init_process_group", lambda *args, **more: stop_process())
     try:

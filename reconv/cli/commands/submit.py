@@ -14,7 +14,7 @@ import click
 
 from reconv.cli.commands.train import recipe_overrides, silence_torch, train
 from reconv.cli.options import Command, complete_recipes, emit_json, json_option, print_line, print_note
-from reconv.cluster.elastic_config import parse_endpoint
+from reconv.cluster.launch import parse_endpoint
 from reconv.cluster.submit.target import TARGETS, Request, Target, find_target
 from reconv.core.errors import UsageError
 from reconv.core.stop_signals import handled_stop_signals
@@ -206,9 +206,9 @@ def rendezvous(address: str) -> int:
       reconv rendezvous 10.0.0.1:29400
     """
     silence_torch()
-    from reconv.cluster.node_rendezvous import serve_rendezvous
+
     from reconv.distributed.environment import SECRET_VARIABLE
-    from reconv.distributed.rank_store import new_secret
+    from reconv.distributed.rank_store import new_secret, serve_rendezvous
 
     host, port = parse_endpoint(address)
     ended = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.cluster.elastic_config import ElasticConfig, parse_endpoint
+from reconv.cluster.launch import ElasticConfig, parse_endpoint
 from reconv.core.errors import UsageError
 
 

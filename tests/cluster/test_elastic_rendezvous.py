@@ -9,11 +9,11 @@ from dataclasses import asdict
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from reconv.cluster import node_rendezvous as module
-from reconv.cluster.elastic_config import ElasticConfig
-from reconv.cluster.node_rendezvous import Node, Roster, StoreRendezvous, assign_ranks, serve_rendezvous
+from reconv.cluster import elastic as module
+from reconv.cluster.elastic import Node, Rendezvous, Roster, assign_ranks
+from reconv.cluster.launch import ElasticConfig
 from reconv.core.errors import DataError, ExitCode, RemoteRankError, UsageError
-from reconv.distributed.rank_store import Signer
+from reconv.distributed.rank_store import Signer, serve_rendezvous
 
 LIMIT_S = 30
 
@@ -25,7 +25,7 @@ def at_most(limit: int) -> Callable[[int], int]:
 ANY = at_most(1000)
 
 
-JOINED: list[StoreRendezvous] = []
+JOINED: list[Rendezvous] = []
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +42,18 @@ def store() -> TCPStore:
     return serve_rendezvous("127.0.0.1", 0)
 
 
-def join(store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "") -> StoreRendezvous:
+def join(store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "") -> Rendezvous:
     config = ElasticConfig.parse(nodes, f"127.0.0.1:{store.port}", 2)
-    JOINED.append(StoreRendezvous(config, secret, "job", lambda: run_id, settle_s=(0.2, 0.2)))
+    JOINED.append(Rendezvous(config, secret, "job", lambda: run_id, settle_s=(0.2, 0.2)))
     return JOINED[-1]
 
 
-def kill(node: StoreRendezvous) -> None:
+def kill(node: Rendezvous) -> None:
     """From now on the node's record does not change."""
-    node._generation += 1
+    node._renewal.abandon()
 
 
-def rosters(nodes: list[StoreRendezvous], usable: Callable[[int], int] = ANY) -> list[Roster]:
+def rosters(nodes: list[Rendezvous], usable: Callable[[int], int] = ANY) -> list[Roster]:
     """The next roster of each node."""
     found: dict[int, Roster] = {}
     deadline_s = time.monotonic() + LIMIT_S

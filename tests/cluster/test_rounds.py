@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import reconv
-from reconv.cluster.elastic_run import usable_ranks
+from reconv.cluster.rounds import usable_ranks
 from reconv.core.errors import UsageError
 from reconv.recipe.loader import load
 
