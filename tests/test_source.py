@@ -19,7 +19,7 @@ VAGUE_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 PICKLE_READERS = {"reconv/data/readers/cifar.py"}
 # torchvision reads pickles alone; its tensors are the only thing that `export --to torchvision-pth` puts into one.
 TORCH_SAVE = {"reconv/exporters/formats/weights.py"}
-TORCH_DISTRIBUTED = {"cluster/elastic.py", "optim/sharded_optimizer.py"}
+TORCH_DISTRIBUTED = {"cluster/elastic.py", "cluster/torchrun_rendezvous.py", "optim/sharded_optimizer.py"}
 RUN_SCRIPTS = PACKAGE / "exporters" / "run_template"  # programs of their own, which Reconv does not import
 PICKLE_IN_MEMORY = {"reconv/data/pipeline/workers/shared_pickle.py"}
 PICKLE_SENT = {"reconv/cluster/ray.py"}  # over a pipe of a process that it starts
