@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import _create_tcp_store
@@ -37,7 +37,7 @@ from reconv.distributed.rank_store import Signer
 class SignedStateHolder(_BackendRendezvousStateHolder):
     """The state of a rendezvous, kept as signed JSON in place of the pickle of its base class."""
 
-    def __init__(self, store: dist.Store, signer: Signer, settings: RendezvousSettings) -> None:
+    def __init__(self, store: Store, signer: Signer, settings: RendezvousSettings) -> None:
         super().__init__(cast(Any, None), settings)
         self.num_refused = 0  # values that no holder of the secret has written, or old ones
         self._store, self._signer = store, signer
@@ -50,8 +50,12 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
         """Write the state if it has changed here, else read it; returns whether it was written."""
         if not self._dirty and time.monotonic() - self._last_sync_time < self._cache_duration:
             return None
+        has_set = None
         try:
-            has_set = self._write() if self._dirty else self._read()
+            if self._dirty:
+                has_set = self._write()
+            else:
+                self._accept(self._store.get(self._key) if self._store.check([self._key]) else b"")
         except (ValueError, RuntimeError, TimeoutError) as error:
             raise RendezvousConnectionError("the connection to the rendezvous has failed") from error
         self._dirty, self._last_sync_time = False, time.monotonic()
@@ -63,9 +67,6 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
         stored = self._store.compare_set(self._key, self._newest, signed)
         self._accept(stored)
         return self._newest == signed
-
-    def _read(self) -> None:
-        self._accept(self._store.get(self._key) if self._store.check([self._key]) else b"")
 
     def _accept(self, stored: bytes) -> None:
         """Take over a stored state; put the newest signed one in the place of anything else, and take over that."""
@@ -122,10 +123,10 @@ def _as_list(node: _NodeDesc) -> list[str | int]:
     return [node.addr, node.pid, node.local_id]
 
 
-class SignedValues(dist.Store):
+class SignedValues(Store):
     """What agents tell each other beside the state, such as the address of rank 0; each value signed for its key."""
 
-    def __init__(self, store: dist.Store, signer: Signer) -> None:
+    def __init__(self, store: Store, signer: Signer) -> None:
         super().__init__()
         self._inner, self._signer = store, signer
 
@@ -140,10 +141,10 @@ class SignedValues(dist.Store):
         return str(message["value"]).encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
-        return self._inner.add(key, amount)
+        return int(self._inner.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        return self._inner.check(keys)
+        return bool(self._inner.check(keys))
 
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
         self._inner.wait(keys, *timeout)
@@ -153,7 +154,8 @@ class SignedValues(dist.Store):
 
     @property
     def timeout(self) -> timedelta:
-        return self._inner.timeout
+        timeout: timedelta = self._inner.timeout  # type: ignore[attr-defined]  # missing in torch's stub
+        return timeout
 
 
 def create_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:

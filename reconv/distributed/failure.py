@@ -40,6 +40,7 @@ from reconv.core.errors import ExitCode, InterruptedRunError, RankLostError, Rec
 from reconv.core.machine import process_state
 from reconv.core.text import printable_lines
 from reconv.distributed.environment import LaunchEnv
+from reconv.distributed.process_group import Pace
 from reconv.storage.files import system_error, write_atomic
 
 if TYPE_CHECKING:
@@ -118,6 +119,17 @@ class FailureMonitor:
     def set_phase(self, phase: str) -> None:
         """Set this rank's current activity, for the message should it be lost."""
         self._heartbeat.phase = phase
+
+    def set_pace(self, pace: Pace) -> None:
+        """Set the pace of this rank's steps, which its heartbeats have."""
+        self._heartbeat.pace = pace
+
+    def paces(self) -> dict[int, tuple[str, Pace]]:
+        """The host and the pace of each rank that has sent one."""
+        own = self._heartbeat.pace
+        beats = {rank: peer.record for rank, peer in self._heartbeat.peers.items()}
+        found = {r: (beat.host, Pace(*beat.pace)) for r, beat in beats.items() if beat is not None and beat.pace}
+        return found if own is None else {self._launch_env.rank: (platform.node(), own), **found}
 
     def _enter(self, state: RankState) -> bool:
         """Change the state if the transition exists. Returns whether it does."""

@@ -31,6 +31,7 @@ from reconv.core.machine import process_state
 from reconv.core.wait import ProcessWait
 from reconv.distributed.authentication import NONCE_BYTES, is_proof, prove, refused, secret_missing
 from reconv.distributed.environment import SECRET_VARIABLE, LaunchEnv
+from reconv.distributed.process_group import Pace
 from reconv.distributed.rank_store import SignedStore, Signer, connect, unreachable
 from reconv.recipe.parts.batch import ParallelConfig
 
@@ -171,6 +172,7 @@ class Beat:
     stack: list[str]  # of its main thread, innermost last
     is_stopped: bool = False  # it takes no further part: its silence is not a loss
     is_exiting: bool = False  # it has nothing more to report
+    pace: tuple[float, float] | tuple[()] = ()  # seconds per step; empty until it was measured
 
 
 class Heartbeat:
@@ -181,6 +183,7 @@ class Heartbeat:
 
     def __init__(self, launch_env: LaunchEnv, signer: Signer) -> None:
         self.phase = "starting"
+        self.pace: Pace | None = None  # of this rank's steps
         self._rank = launch_env.rank
         self._signer = signer
         self._main_thread = threading.main_thread().ident
@@ -198,7 +201,8 @@ class Heartbeat:
 
     def send(self, is_stopped: bool = False, is_exiting: bool = False) -> None:
         self._count += 1
-        beat = Beat(self._count, self.phase, platform.node(), os.getpid(), self._stack(), is_stopped, is_exiting)
+        pace = () if self.pace is None else (self.pace.wait_s, self.pace.forward_s)
+        beat = Beat(self._count, self.phase, platform.node(), os.getpid(), self._stack(), is_stopped, is_exiting, pace)
         try:
             self._liveness.write(self._rank, self._signer.sign(str(self._rank), asdict(beat)))
         except RuntimeError:  # `receive` and `store_silent_s` notice a store that is gone

@@ -10,7 +10,7 @@ and writes checkpoints; its results and errors reach the others through `on_rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
@@ -25,6 +25,18 @@ T = TypeVar("T")
 
 # How a rank leaves: it has finished; all ranks stop at the same step; or it fails, and takes the others with it.
 Outcome = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds per step that a rank needs for itself: all ranks wait for the one that needs most."""
+
+    wait_s: float  # for its data
+    forward_s: float
+
+    @property
+    def local_s(self) -> float:
+        return self.wait_s + self.forward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,13 @@ class ProcessGroup:
 
     def set_phase(self, phase: str) -> None:
         """Announce what this rank does from now on, for the error message should it be lost."""
+
+    def set_pace(self, pace: Pace) -> None:
+        """Send the pace of this rank with its next heartbeat."""
+
+    def paces(self) -> Mapping[int, tuple[str, Pace]]:
+        """The host and the last pace of each rank that has sent one, this one included."""
+        return {}
 
     def on_lost_rank(self, heartbeat_timeout_s: float, callback: Callable[[ReconvError], None]) -> None:
         """Call back before this process is aborted because another rank was silent for that time, or has failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.util import Finalize
@@ -26,7 +26,7 @@ from reconv.distributed.failure import FailureMonitor
 from reconv.distributed.liveness import ConnectingRanks, Heartbeat
 from reconv.distributed.nic import VARIABLES as NIC_VARIABLES
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
-from reconv.distributed.process_group import Outcome, ProcessGroup
+from reconv.distributed.process_group import Outcome, Pace, ProcessGroup
 from reconv.distributed.rank_store import Signer, open_store
 from reconv.distributed.strategy import Number, ParallelStrategy, StrategyConfig
 from reconv.recipe.parts.batch import ParallelConfig
@@ -122,6 +122,12 @@ class DistributedProcessGroup(ProcessGroup):
 
     def set_phase(self, phase: str) -> None:
         self.monitor.set_phase(phase)
+
+    def set_pace(self, pace: Pace) -> None:
+        self.monitor.set_pace(pace)
+
+    def paces(self) -> Mapping[int, tuple[str, Pace]]:
+        return self.monitor.paces()
 
     def diagnose(self, error: BaseException) -> ReconvError | None:
         return self.monitor.diagnose() if _is_of_collective(error) else None

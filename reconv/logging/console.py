@@ -28,6 +28,7 @@ from reconv.logging.events import (
     LogMessage,
     NonFiniteStep,
     RunEnded,
+    SlowRank,
     TrainProgress,
     WrongBits,
     encode,
@@ -269,7 +270,7 @@ def _style(event: Event) -> str:
     match event:
         case NonFiniteStep() | WrongBits():
             return "bold red"
-        case LogMessage(level="warning") | BadImageSkipped():
+        case LogMessage(level="warning") | BadImageSkipped() | SlowRank():
             return "yellow"
         case EvalFinished(best=True):
             return "bold"

@@ -18,6 +18,7 @@ from reconv.logging.events import (
     NonFiniteStep,
     RunEnded,
     RunPlanned,
+    SlowRank,
     TrainProgress,
     WrongBits,
 )
@@ -96,6 +97,8 @@ class ConsoleLines:
             case BadImageSkipped():
                 text = f"warning: skipped a bad {event.split} image: {event.path}: {event.reason}"
                 return self._fold("bad images", text)
+            case SlowRank():
+                return [f"warning: {fmt.slow_rank(event)}"]
             case DataWait():
                 return self._data_wait(event)
             case LogMessage(level="info"):

@@ -35,6 +35,7 @@ from reconv.logging.events import (
     RunEnded,
     RunPlanned,
     ScalarLogged,
+    SlowRank,
     TrainProgress,
     WrongBits,
     encode,
@@ -240,7 +241,14 @@ def _step(event: Event) -> int:
         event.step
         if isinstance(
             event,
-            TrainProgress | EvalFinished | ScalarLogged | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait,
+            TrainProgress
+            | EvalFinished
+            | ScalarLogged
+            | CheckpointSaved
+            | NonFiniteStep
+            | BadImageSkipped
+            | DataWait
+            | SlowRank,
         )
         else -1
     )

@@ -173,6 +173,20 @@ class DataWait(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SlowRank(Event):
+    """A rank that all others wait for: for 20 seconds it has needed much more time for itself than the median rank."""
+
+    kind: ClassVar[str] = "slow_rank"
+    step: int  # steps done
+    rank: int
+    host: str
+    wait_s: float  # per step, for its data
+    forward_s: float  # per step; 0 where steps are captured as CUDA graphs
+    median_s: float  # of all ranks: both together
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LogMessage(Event):
     """A message to the user: a fallback, an ignored file, a changed setting."""
 
@@ -240,6 +254,7 @@ _CLASSES: dict[str, type[Event]] = {
         WrongBits,
         BadImageSkipped,
         DataWait,
+        SlowRank,
         LogMessage,
         ImageLogged,
         RunEnded,

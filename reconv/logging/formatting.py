@@ -7,10 +7,13 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reconv.core.errors import ExitCode
 from reconv.recipe.parts.metrics import METRICS
+
+if TYPE_CHECKING:
+    from reconv.logging.events import SlowRank
 
 _LABELS = {metric.name: metric.label for metric in METRICS}
 HEADLINES = tuple(metric.name for metric in METRICS if metric.is_headline)
@@ -230,6 +233,16 @@ def fork_command(run: Path, fields: Mapping[str, Any], *more: str) -> str:
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         words += [options[name], text] if name in options else ["--set", f"{name}={text}"]
     return shlex.join(["reconv", "resume", str(run), "--fork", *more, *words])
+
+
+def slow_rank(event: SlowRank) -> str:
+    """Line on a rank that slows the others down, and what it spends its time with."""
+    own_s, text = event.wait_s + event.forward_s, "waiting for data" if event.wait_s > event.forward_s else "computing"
+    parts = f"{1000 * event.wait_s:.3g} ms waiting for data, {1000 * event.forward_s:.3g} ms in forward passes"
+    return (
+        f"step {event.step:,}: rank {event.rank} on {event.host} slows all ranks down by {text}: it needs "
+        f"{1000 * own_s:.3g} ms of a step for itself ({parts}), the median rank {1000 * event.median_s:.3g} ms"
+    )
 
 
 def data_wait(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:

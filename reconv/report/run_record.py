@@ -24,6 +24,7 @@ from reconv.logging.events import (
     RunEnded,
     RunPlanned,
     ScalarLogged,
+    SlowRank,
     TrainProgress,
 )
 from reconv.logging.run_dir import is_run_file
@@ -75,6 +76,7 @@ class RunRecord:
     images: tuple[ImageLogged, ...]
     messages: tuple[LogMessage, ...]
     data_wait: DataWait | None
+    slow_ranks: tuple[SlowRank, ...]
     scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
     classification: Mapping[str, Any] | None = None  # analysis of a classifier's last evaluation
     detection: Mapping[str, Any] | None = None  # of a detector's
@@ -140,6 +142,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
         tables=tuple(sorted(p.name for p in run_dir.glob("*.[cp]*") if p.suffix in _TABLES and is_run_file(p.name))),
         messages=tuple(_events_of_type(kept, LogMessage)),
         data_wait=next(iter(_events_of_type(kept, DataWait)), None),
+        slow_ranks=tuple(_events_of_type(kept, SlowRank)),
         scores=tuple(read_scores(run_dir, problems.append)),
         classification=read_classification_analysis(run_dir, problems.append),
         detection=read_detection_analysis(run_dir, problems.append),

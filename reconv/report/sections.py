@@ -227,9 +227,10 @@ def messages(record: RunRecord) -> Html:
         )
         for e in record.non_finite[:_MAX_ROWS]
     ]
+    slow = [el("li", {"class": "warning"}, fmt.slow_rank(event)) for event in record.slow_ranks[:_MAX_ROWS]]
     hidden = len(record.messages) + len(record.non_finite) - len(lines) - len(broken)
     more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
-    notes = [*unverified, *broken, *lines, *more]
+    notes = [*unverified, *broken, *slow, *lines, *more]
     return page.section("Messages", el("ul", {"class": "notes"}, *notes) if notes else Html(""))
 
 

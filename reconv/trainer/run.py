@@ -71,6 +71,7 @@ from reconv.trainer.callbacks.mirror_requests import MirrorRequests
 from reconv.trainer.callbacks.nan_guard import NanGuard
 from reconv.trainer.callbacks.profiler import StepProfiler, check_profile_range
 from reconv.trainer.callbacks.report_images import ReportImages
+from reconv.trainer.callbacks.slow_ranks import SlowRankLogger
 from reconv.trainer.callbacks.unfreeze import UnfreezeBackbone
 from reconv.trainer.checkpointer import RunCheckpointer
 from reconv.trainer.evaluator import Evaluator
@@ -84,7 +85,14 @@ from reconv.trainer.opened_run import (
 from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare import PreparedRun, local_out, prepare_run, print_early
 from reconv.trainer.progress import Counters, ProgressLogger
-from reconv.trainer.step import MicroBatchSize, TrainStep, build_train_step, no_annotation, out_of_memory_error
+from reconv.trainer.step import (
+    Annotate,
+    MicroBatchSize,
+    TrainStep,
+    build_train_step,
+    no_annotation,
+    out_of_memory_error,
+)
 from reconv.trainer.stop import StopAfter, StopSignal
 from reconv.trainer.train_state import TrainState, build_train_state
 from reconv.trainer.verifier import Verifier
@@ -240,12 +248,14 @@ class TrainingRun(PreparedRun):
         guard = DivergenceGuard(self.recipe, self.plan, self.run_dir.path, counters.divergence)
         # Graphs of steps and evaluations share their memory; a step that is built again has a capture of its own.
         graph_capture = build_graph_capture(self.recipe, self.device, self.process_group)
+        annotate = no_annotation if self.recipe.profile == "off" else profiler.annotate
+        slow_ranks = self._slow_ranks(annotate)
         build_step = partial(
             build_train_step,
             self,
             train_state,
             self.logger,
-            annotate=no_annotation if self.recipe.profile == "off" else profiler.annotate,
+            annotate=annotate if slow_ranks is None else slow_ranks.annotate,
             micro_batch_size=micro_batch_size,
             digests=None if verifier is None else verifier.digests,
         )
@@ -263,6 +273,7 @@ class TrainingRun(PreparedRun):
             stop_signal=self.stop_signal,
             callbacks=[
                 profiler,
+                *([] if slow_ranks is None else [slow_ranks]),
                 self._nan_guard(train_state, counters, guard),
                 guard,
                 *self._unfreeze(train_state, build_step),
@@ -327,6 +338,11 @@ class TrainingRun(PreparedRun):
             all_gather=self.process_group.all_gather,
             on_loss=guard.add_loss,
         )
+
+    def _slow_ranks(self, annotate: Annotate) -> SlowRankLogger | None:
+        if not self.process_group.is_distributed:
+            return None
+        return SlowRankLogger(self.process_group, self.clock, self.logger, self.device.record_event, annotate)
 
     def _unfreeze(self, train_state: TrainState, build_step: Callable[[], TrainStep]) -> list[TrainerCallback]:
         backbone = train_state.frozen_backbone
