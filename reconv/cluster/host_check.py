@@ -1,4 +1,4 @@
-"""Checks other machines over ssh before a job: versions, clocks, munge, shared folders, data, and a port here.
+"""Checks other machines over ssh before a job: versions, clocks, munge, shared folders, data, a port here, and bandwidth.
 
 Nothing stays there, and an unreachable machine is a result, not an error.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from reconv.cluster.bandwidth import check_bandwidth
 from reconv.cluster.environment_checks import CheckResult, Level
 from reconv.core.errors import UsageError
 from reconv.core.python_child import python_command
@@ -65,7 +66,8 @@ elif credential:
     report["munge"] = "munge is not installed"
 if address:
     try:
-        socket.create_connection((address, int(port)), timeout=10).close()
+        with socket.create_connection((address, int(port)), timeout=10) as connection:
+            report["address"] = connection.getsockname()[0]
         report["port"] = "open"
     except OSError as error:
         report["port"] = str(error)
@@ -108,6 +110,8 @@ def check_hosts(
             else:
                 results.append(CheckResult(host, "ssh", "ok", "connected"))
                 results.extend(_compare(host, local, remote, asked))
+                if "address" in remote and isinstance(local, dict) and remote["reconv"] == local["reconv"]:
+                    results.append(check_bandwidth(host, ssh, remote["address"]))
         return results
 
 

@@ -15,7 +15,7 @@ FAKE_SSH = """#!/bin/bash
 host=$1
 shift
 case $host in
-  late) exec sh -c "$*" | sed -u '1s/.*/1000000000/' ;;  # the clock of 2001
+  late) exec sh -c "$*" | sed -u '1s/^[0-9.]*$/1000000000/' ;;  # the clock of 2001
   *) exec sh -c "$*" ;;
 esac
 """
@@ -48,9 +48,9 @@ def test_other_machines_are_compared_with_this_one(tmp_path: Path, monkeypatch: 
     hosts = ["twin", "late", "unreachable"]
     results = check_hosts(hosts, str(tmp_path / "data"), 0, [str(ssh)], shared=str(tmp_path / "runs"))
     levels = {(result.topic, result.name): result.level for result in results}
-    names = ("ssh", "reconv", "torch", "python", "data", "munge", "shared folder", "clock")
-    assert [levels[("twin", name)] for name in names] == ["ok"] * 8
-    assert [levels[("late", name)] for name in names] == ["ok"] * 7 + ["missing"]
+    names = ("ssh", "reconv", "torch", "python", "data", "munge", "shared folder", "all-reduce", "clock")
+    assert [levels[("twin", name)] for name in names] == ["ok"] * 9
+    assert [levels[("late", name)] for name in names] == ["ok"] * 8 + ["missing"]
     assert ("twin", "port") in levels
     failed = [(result.name, result.level, result.text) for result in results if result.topic == "unreachable"]
     assert failed == [("ssh", "missing", "unreachable: no route")]

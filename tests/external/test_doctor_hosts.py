@@ -110,9 +110,25 @@ def test_machines_are_compared_over_ssh(cluster: dict[str, Machine], tmp_path: P
     assert [report["good"][name] for name in checks] == [True, True, True]
     assert [report["other"][name] for name in checks] == [False, False, True]
     assert report["silent"] == {"ssh": None}
+    assert all(report[name]["all-reduce"] > 0 for name in ("good", "other"))
     missing = [(found["topic"], found["name"]) for found in report["advice"] if found["level"] == "missing"]
     assert missing == [("other", "munge"), ("other", "shared folder"), ("silent", "ssh")]
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_bandwidth_of_an_all_reduce_is_that_of_the_link(cluster: dict[str, Machine], tmp_path: Path) -> None:
+    def measured(file: str) -> tuple[dict[str, Any], str]:
+        command = [sys.executable, "-m", "reconv", "doctor", "--hosts", "good", "--json", str(tmp_path / file)]
+        start(tmp_path, cluster, "doctor", command, "doctor.txt").wait(LIMIT_S)
+        report = json.loads((tmp_path / file).read_text())
+        return report["good"], next((a["text"] for a in report["advice"] if a["name"] == "all-reduce"), "")
+
+    free, _ = measured("free.json")
+    limit = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"]
+    subprocess.run(["ip", "netns", "exec", cluster["good"].name, *limit], check=True)
+    limited, text = measured("limited.json")
+    assert 0.15 < limited["all-reduce"] < 0.21 < free["all-reduce"]
+    assert "Gbit/s with this machine (eth0 to eth0, gloo), link of 10 Gbit/s" in text  # what a veth says
 
 
 def test_equal_machines_are_ready(cluster: dict[str, Machine], tmp_path: Path) -> None:

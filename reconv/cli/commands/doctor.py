@@ -15,7 +15,9 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
 
 @click.command(cls=Command)
 @click.option(
-    "--hosts", metavar="A,B", help="Also check these machines: ssh, versions, clocks, munge, and a port here."
+    "--hosts",
+    metavar="A,B",
+    help="Also check these machines: ssh, versions, clocks, munge, a port here, and all-reduce bandwidth.",
 )
 @click.option(
     "--data",
