@@ -1,4 +1,4 @@
-"""Checks other machines over ssh before a job: versions, clocks, munge, shared folders, data, a port here, and bandwidth.
+"""Checks other machines over ssh before a job: versions, clocks, munge, shared folders, data, a port, bandwidth.
 
 Nothing stays there, and an unreachable machine is a result, not an error.
 """

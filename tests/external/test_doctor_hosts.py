@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -117,18 +118,20 @@ def test_machines_are_compared_over_ssh(cluster: dict[str, Machine], tmp_path: P
 
 
 def test_the_bandwidth_of_an_all_reduce_is_that_of_the_link(cluster: dict[str, Machine], tmp_path: Path) -> None:
-    def measured(file: str) -> tuple[dict[str, Any], str]:
-        command = [sys.executable, "-m", "reconv", "doctor", "--hosts", "good", "--json", str(tmp_path / file)]
+    def measured() -> tuple[float, str]:
+        command = [sys.executable, "-m", "reconv", "doctor", "--hosts", "good"]
         start(tmp_path, cluster, "doctor", command, "doctor.txt").wait(LIMIT_S)
-        report = json.loads((tmp_path / file).read_text())
-        return report["good"], next((a["text"] for a in report["advice"] if a["name"] == "all-reduce"), "")
+        text = (tmp_path / "doctor.txt").read_text()
+        rates = re.findall(r"([\d.]+) Gbit/s with this machine \(eth0 to eth0, gloo\), link of 10 Gbit/s", text)
+        assert rates, text
+        return float(rates[-1]), text
 
-    free, _ = measured("free.json")
+    free, _ = measured()
     limit = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"]
     subprocess.run(["ip", "netns", "exec", cluster["good"].name, *limit], check=True)
-    limited, text = measured("limited.json")
-    assert 0.15 < limited["all-reduce"] < 0.21 < free["all-reduce"]
-    assert "Gbit/s with this machine (eth0 to eth0, gloo), link of 10 Gbit/s" in text  # what a veth says
+    limited, text = measured()
+    assert 0.1 < limited < 0.21 < free
+    assert "look for other traffic, limits and cables" in text
 
 
 def test_equal_machines_are_ready(cluster: dict[str, Machine], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
 @click.option(
     "--hosts",
     metavar="A,B",
-    help="Also check these machines: ssh, versions, clocks, munge, a port here, and all-reduce bandwidth.",
+    help="Also check these machines: ssh, versions, clocks, munge, a port here, and the bandwidth of an all-reduce.",
 )
 @click.option(
     "--data",
