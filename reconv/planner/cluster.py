@@ -58,6 +58,7 @@ class ClusterPrediction:
     hours: float
     hours_range: tuple[float, float]
     cost: float | None
+    save_interval_s: float | None  # None: only the end of the run is saved
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -137,6 +138,7 @@ def _predict(
         hours=hours,
         hours_range=(hours / high, hours / low),
         cost=None if cluster.price_per_hour is None else hours * count * cluster.price_per_hour,
+        save_interval_s=_save_interval_s(plan, 3600 * hours),
         notes=tuple(_notes(plan, step, step_time)),
     )
 
@@ -145,6 +147,14 @@ def _run_s(plan: Plan, step: StepBreakdown, images_per_s: float) -> float:
     """Training and evaluations; not the start, and not what is saved meanwhile."""
     num_evaluations = 0 if plan.evaluate is None else plan.evaluate.count(plan.total_steps)
     return plan.total_steps * step.step_s + num_evaluations * plan.num_val / (_EVAL_SPEEDUP * images_per_s)
+
+
+def _save_interval_s(plan: Plan, run_s: float) -> float | None:
+    if plan.save is None:
+        return None
+    if plan.save.minutes is not None:
+        return 60 * plan.save.minutes
+    return run_s / max(1, plan.save.count(plan.total_steps))
 
 
 def _notes(plan: Plan, step: StepBreakdown, step_time: StepTime) -> list[str]:

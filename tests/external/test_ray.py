@@ -142,10 +142,19 @@ def test_the_documented_torch_trainer_gives_the_same_weights(
     ray_machines.add()
     page = (Path(__file__).parents[2] / "docs/how-to/clusters.md").read_text()
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "TorchTrainer" in block)
-    values = run.settings[1::2]
-    overrides = dict(value.split("=", 1) for value in values)
+    pairs = (word.split("=", 1) for word in run.settings[1::2])
+    overrides = {name: int(value) if value.isdecimal() else value for name, value in pairs}
+    changes = {
+        "/shared": str(tmp_path),
+        "resnet50": "quickstart",
+        "use_gpu=True": "use_gpu=False",
+        '"overrides": {}': f'"overrides": {overrides}',
+    }
+    for old, new in changes.items():
+        assert old in example
+        example = example.replace(old, new)
     script = tmp_path / "torch_trainer.py"
-    script.write_text(f"OUT = {str(run.out)!r}\nOVERRIDES = {overrides!r}\n{example}")
+    script.write_text(example)
     variables = {"RAY_ADDRESS": ray_machines.address, "RAY_USAGE_STATS_ENABLED": "0", "RECONV_SECRET": "a test"}
     log = tmp_path / "torch_trainer.txt"
     process = ray_machines.machines[0].start([sys.executable, str(script)], log, **variables)

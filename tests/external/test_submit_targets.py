@@ -1,6 +1,6 @@
 """Manifests of `reconv submit` are read by the packages that they are for, and a TrainJob's command trains.
 
-Needs: pip install kubeflow-trainer-api. SkyPilot is large: SKYPILOT_PYTHON may name an environment's interpreter.
+Needs: pip install kubeflow kubeflow-trainer-api. SkyPilot is large: SKYPILOT_PYTHON may name an environment's interpreter.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from reconv.cli import main
@@ -82,6 +83,33 @@ def test_the_nodes_of_a_trainjob_train_the_weights_of_one_process(
     ]
     assert [node.wait(240) for node in nodes] == [0, 0]
     subprocess.run([*RECONV, "train", "quickstart", "--quiet", "--out", "alone", *SHORT], check=True, timeout=240)
+    files = [next(Path(out, "checkpoints").glob("step-*/model.safetensors")) for out in ("run", "alone")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def run_words(words: list[str]) -> None:
+    """Runs in the environment that the back end has made; its source is sent there."""
+    import subprocess
+    import sys
+
+    subprocess.run([sys.executable, "-m", *words], check=True)
+
+
+def test_the_local_back_end_of_kubeflows_sdk_runs_the_command_of_a_trainjob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow: the back end makes a virtual environment, and installs torch and Reconv into it."""
+    trainer = pytest.importorskip("kubeflow.trainer", reason="pip install kubeflow")
+    monkeypatch.chdir(tmp_path)
+    job = train_job("--runs-claim", "runs", "--out", str(tmp_path / "run"), "--device", "cpu")
+    words = [word.replace("$$", "$") for word in job["spec"]["trainer"]["command"]]
+    subprocess.run([*RECONV, "train", "quickstart", "--quiet", "--out", "alone", *SHORT], check=True, timeout=240)
+    client = trainer.TrainerClient(backend_config=trainer.LocalProcessBackendConfig(cleanup_venv=True))
+    packages = [f"torch=={torch.__version__}", f"reconv @ {Path(__file__).parents[2].as_uri()}"]
+    custom = trainer.CustomTrainer(func=run_words, func_args={"words": words}, packages_to_install=packages)
+    name = client.train(runtime=client.get_runtime(client.list_runtimes()[0].name), trainer=custom)
+    ended = client.wait_for_job_status(name, status={"Complete", "Failed"}, timeout=900)
+    assert ended.status == "Complete", "\n".join(client.get_job_logs(name))[-6000:]
     files = [next(Path(out, "checkpoints").glob("step-*/model.safetensors")) for out in ("run", "alone")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
