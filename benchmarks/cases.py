@@ -215,6 +215,14 @@ def search_rows(content: Any) -> Iterator[Row]:
         yield replace(row, baseline=statistics.median(best["random"]) if search == "tpe" else None)
 
 
+def pause_rows(content: Any) -> Iterator[Row]:
+    """Pauses of engines when a node is lost, from the JSON of `tests/external/test_engines.py`."""
+    for engine in content:
+        pauses = engine["pauses_s"]
+        more = {"noticed by": engine["noticed_by"], "final weights": f"{engine['equal']} of {len(pauses)} equal"}
+        yield spread(engine["engine"], [round(pause_s, 1) for pause_s in pauses], "s", more)
+
+
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
     """The median with the lowest and highest of n measurements."""
     return Row(
@@ -411,6 +419,15 @@ CASES = {
             value="metric",
             baseline="published",
             label=("on", "H200"),
+        ),
+        Case(
+            name="engine-pauses-cpu",
+            title="From the loss of a node to the first logged step of the next attempt",
+            command="PYTHONPATH=tests/support python tests/external/test_engines.py --repeats 3 --json {json}",
+            hardware="cpu",
+            sources=("reconv/cluster", "reconv/distributed"),
+            rows=pause_rows,
+            value="pause",
         ),
         Case(
             name="int8-cpu",

@@ -21,7 +21,6 @@ Train = Callable[["RunOptions", OnEvent | None], "RunOutcome"]
 
 
 DEFAULT_PORT = 29400  # torchrun's
-_MAX_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,19 @@ class ElasticConfig:
     @classmethod
     def parse(cls, nodes: str, rendezvous: str | None, num_ranks: int) -> ElasticConfig:
         """The values of --elastic MIN:MAX and --rendezvous HOST:PORT."""
-        match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", nodes.strip(), re.ASCII)
-        least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= least <= most <= _MAX_NODES:
+        limits = rounds.parse_nodes(nodes)
+        if limits is None:
             raise UsageError(
                 f"--elastic takes the smallest and the largest number of nodes, not {nodes!r}",
                 hint="for example --elastic 1:4",
             )
-        if rendezvous is None and least > 1:
+        if rendezvous is None and limits[0] > 1:
             raise UsageError(
-                f"--elastic {nodes} waits for {least} nodes, and this one knows no other",
+                f"--elastic {nodes} waits for {limits[0]} nodes, and this one knows no other",
                 why="without --rendezvous only this machine takes part",
                 hint="start `reconv rendezvous HOST:PORT` on a machine, and name it with --rendezvous HOST:PORT",
             )
-        return cls(least, most, num_ranks, None if rendezvous is None else parse_endpoint(rendezvous))
+        return cls(*limits, num_ranks, None if rendezvous is None else parse_endpoint(rendezvous))
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:

@@ -63,10 +63,10 @@ class Ray:
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest number of nodes."""
-        least, _, most = str(self.nodes).partition(":")
-        if not least.isdecimal() or not (most or least).isdecimal() or not 1 <= int(least) <= int(most or least):
+        limits = rounds.parse_nodes(str(self.nodes))
+        if limits is None:
             raise UsageError(f"nodes is {self.nodes!r}", hint="use a number or a range, as in '1:4'")
-        return int(least), int(most or least)
+        return limits
 
     @property
     def num_ranks(self) -> int:

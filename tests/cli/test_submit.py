@@ -193,7 +193,7 @@ for args in json.loads(sys.argv[1]):
         main(args)
     except SystemExit as end:
         assert end.code == 0, (args, end.code)
-assert not {"torch", "numpy"} & set(sys.modules)
+assert not {"torch", "numpy", "ray", "kubeflow_trainer_api", "sky"} & set(sys.modules)
 """
     ray = ["submit", "quickstart", "--to", "ray", "--out", "run", "--dry-run"]
     commands = [SLURM, KUBERNETES, TRAINJOB, SKYPILOT, ray, ["status", "runs"]]

@@ -230,6 +230,13 @@ LOST: dict[str, Callable[[PacedRun], float]] = {
     "Slurm, srun": requeued_srun,
     "mpirun, started again": restarted_mpirun,
 }
+NOTICED_BY = {
+    "Ray": "health checks: every 1 s, timeout 3 s, 3 failures",
+    "--elastic": "10 s without a record",
+    "torchrun --rdzv-backend reconv": "the ranks: `parallel.heartbeat_timeout_s: 10`",
+    "Slurm, srun": "the ranks: `parallel.heartbeat_timeout_s: 10`; Slurm: SlurmdTimeout=15",
+    "mpirun, started again": "the ranks: `parallel.heartbeat_timeout_s: 10`",
+}
 PROGRAMS = {"mpirun": "mpirun", "mpirun, started again": "mpirun", "srun": "slurmctld", "Slurm, srun": "slurmctld"}
 
 
@@ -291,7 +298,7 @@ def measure(repeats: int, engines: list[str]) -> Iterator[dict[str, object]]:
                 pauses.append(run.pause_s(LOST[engine](run)))
                 num_equal += run.weights() == expected
                 print(engine, f"{pauses[-1]:.1f} s", num_equal, os.getloadavg(), file=sys.stderr, flush=True)
-            yield {"engine": engine, "pauses_s": pauses, "equal": num_equal}
+            yield {"engine": engine, "noticed_by": NOTICED_BY[engine], "pauses_s": pauses, "equal": num_equal}
 
 
 if __name__ == "__main__":

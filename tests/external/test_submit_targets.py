@@ -1,6 +1,7 @@
 """Manifests of `reconv submit` are read by the packages that they are for, and a TrainJob's command trains.
 
-Needs: pip install kubeflow kubeflow-trainer-api. SkyPilot is large: SKYPILOT_PYTHON may name an environment's interpreter.
+Needs: pip install kubeflow kubeflow-trainer-api. SkyPilot is large: SKYPILOT_PYTHON may name the interpreter of an
+environment that has it.
 """
 
 from __future__ import annotations
