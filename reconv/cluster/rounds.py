@@ -43,7 +43,7 @@ def parse_nodes(text: str) -> tuple[int, int] | None:
 
 
 class RestartPolicy:
-    """Whether another round may help after one that has failed."""
+    """Decides if another round may help after one that has failed."""
 
     def __init__(self) -> None:
         self._num_restarts = 0

@@ -107,7 +107,7 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
         return state
 
     def _local_time(self, name: str, stored: str, later: timedelta = timedelta(0)) -> datetime:
-        """When a stored time came here first."""
+        """The moment at which a stored time came here first."""
         if name not in self._times or self._times[name][0] != stored:
             self._times[name] = stored, datetime.now(UTC) + later
         return self._times[name][1]
@@ -124,7 +124,7 @@ def _as_list(node: _NodeDesc) -> list[str | int]:
 
 
 class SignedValues(Store):
-    """What agents tell each other beside the state, such as the address of rank 0; each value signed for its key."""
+    """Values that agents exchange beside the state, such as the address of rank 0; each is signed for its key."""
 
     def __init__(self, store: Store, signer: Signer) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ LARGEST = 10_000  # devices of the curve
 
 @dataclass(frozen=True, slots=True)
 class EnginePause:
-    """How long training stands still when a node is lost."""
+    """Seconds that training stands still when a node is lost."""
 
     engine: str
     pause_s: float
@@ -59,7 +59,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """What failures cost a run on one number of devices; None: the recipe saves nothing before its end."""
+    """Cost of failures for a run on one number of devices; None: the recipe saves nothing before its end."""
 
     devices: int
     failures_per_day: float
@@ -75,7 +75,7 @@ def engine_pauses() -> list[EnginePause]:
 
 
 def lost_time(devices: int, interval_s: float | None, failures: Failures, pauses: list[EnginePause]) -> LostTime:
-    """What failures cost with each engine."""
+    """The cost of failures with each engine."""
     best_s = failures.best_interval_s(devices)
 
     def lost(every_s: float) -> dict[str, float]:

@@ -54,7 +54,7 @@ def render_plan(
 
 
 def _failures(rows: Sequence[ClusterPrediction], failures: Failures) -> Html:
-    """What lost devices cost on the planned clusters, and on up to 10,000 devices."""
+    """Cost of lost devices on the planned clusters, and on up to 10,000 devices."""
     pauses = engine_pauses()
     if not rows or not pauses:
         return Html("")
