@@ -88,12 +88,12 @@ def test_the_nodes_of_a_trainjob_train_the_weights_of_one_process(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def run_words(words: list[str]) -> None:
-    """Runs in the environment that the back end has made; its source is sent there."""
+def run_words(arguments: dict[str, list[str]]) -> None:
+    """Runs in the environment that the back end has made; its source is sent there, and gets `func_args` as one."""
     import subprocess
     import sys
 
-    subprocess.run([sys.executable, "-m", *words], check=True)
+    subprocess.run([sys.executable, "-m", *arguments["words"]], check=True)
 
 
 def test_the_local_back_end_of_kubeflows_sdk_runs_the_command_of_a_trainjob(
