@@ -24,11 +24,11 @@ _EXPECTED_GBIT_PER_S = 10.0
 _LOW = 0.5  # of the link's rate, or of that
 
 _SCRIPT = """
-import datetime, json, os, pathlib, socket, sys, time
+import datetime, json, os, pathlib, sys, time
 rank, own, other, port = int(sys.argv[1]), *sys.argv[2:5]
-from reconv.distributed.nic import interface_addresses
+from reconv.distributed.nic import interface_addresses, nic_variables
+os.environ.update(nic_variables(own))
 name = next(name for name, address in interface_addresses().items() if address == own)
-os.environ["GLOO_SOCKET_IFNAME"] = name
 import torch, torch.distributed as dist
 limit = datetime.timedelta(seconds=30)
 store = dist.TCPStore(own if rank == 0 else other, int(port), 2, rank == 0, timeout=limit)
