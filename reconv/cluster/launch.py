@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from reconv.cluster import rounds
 from reconv.core.errors import UsageError
 from reconv.distributed.environment import num_local_ranks, planned_world_size, read_launch_env
 
@@ -21,6 +20,7 @@ Train = Callable[["RunOptions", OnEvent | None], "RunOutcome"]
 
 
 DEFAULT_PORT = 29400  # torchrun's
+_MAX_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ElasticConfig:
     @classmethod
     def parse(cls, nodes: str, rendezvous: str | None, num_ranks: int) -> ElasticConfig:
         """The values of --elastic MIN:MAX and --rendezvous HOST:PORT."""
-        limits = rounds.parse_nodes(nodes)
+        limits = parse_nodes(nodes)
         if limits is None:
             raise UsageError(
                 f"--elastic takes the smallest and the largest number of nodes, not {nodes!r}",
@@ -48,6 +48,13 @@ class ElasticConfig:
                 hint="start `reconv rendezvous HOST:PORT` on a machine, and name it with --rendezvous HOST:PORT",
             )
         return cls(*limits, num_ranks, None if rendezvous is None else parse_endpoint(rendezvous))
+
+
+def parse_nodes(text: str) -> tuple[int, int] | None:
+    """The smallest and the largest number of nodes in `4` or `1:4`; None if that is no range."""
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text.strip(), re.ASCII)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    return (least, most) if 1 <= least <= most <= _MAX_NODES else None
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -92,7 +99,9 @@ class Launch:
                 "on_event cannot observe several processes", hint="read events.jsonl in the run directory instead"
             )
         if config is not None:
-            return rounds.train_elastic(config, train, options)
+            from reconv.cluster.rounds import train_elastic
+
+            return train_elastic(config, train, options)
         from reconv.trainer.prepare import run_on_devices
 
         return run_on_devices(self.devices, train, options, on_event)

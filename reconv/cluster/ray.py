@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from reconv.cluster import rounds
+from reconv.cluster.launch import parse_nodes
 from reconv.core.errors import ExitCode, RankLostError, ReconvError, RemoteRankError, UsageError
 from reconv.core.stop_signals import handled_stop_signals
 from reconv.core.text import count, printable
@@ -63,7 +64,7 @@ class Ray:
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest number of nodes."""
-        limits = rounds.parse_nodes(str(self.nodes))
+        limits = parse_nodes(str(self.nodes))
         if limits is None:
             raise UsageError(f"nodes is {self.nodes!r}", hint="use a number or a range, as in '1:4'")
         return limits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -28,18 +27,10 @@ if TYPE_CHECKING:
     from reconv.trainer.run import RunOutcome
 
 STOP_LIMIT_S = 300.0  # for ranks that were asked to save and stop, or whose peers are lost
-_MAX_NODES = 4096
 MAX_RESTARTS = 3  # in a row, with the same nodes and without a new checkpoint
 _LOCKED_LIMIT_S = 120.0  # for ranks of an earlier round, on a node that is cut off, to release the run directory
 # A restart would end with the same error.
 FINAL = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
-
-
-def parse_nodes(text: str) -> tuple[int, int] | None:
-    """The smallest and the largest number of nodes in `4` or `1:4`; None if that is no range."""
-    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text.strip(), re.ASCII)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    return (least, most) if 1 <= least <= most <= _MAX_NODES else None
 
 
 class RestartPolicy:
