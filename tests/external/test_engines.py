@@ -269,7 +269,7 @@ def test_a_run_that_was_stopped_is_resumed_with_the_same_bits(words: list[str], 
     run = PacedRun(tmp_path / "run")
     ends_with(0, start_here(python(*run.train(*words, "--stop-after", "90step")), run), run)
     assert run.events("end")[-1]["step"] == 90
-    ends_with(0, start_here(python("-m", "reconv", "resume", str(run.out), *words), run), run)
+    ends_with(0, start_here(python("-m", "reconv", "resume", str(run.out), "--trust-code", *words), run), run)
     assert run.weights() == reference
 
 

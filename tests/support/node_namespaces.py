@@ -59,9 +59,9 @@ class Machine:
 def machines(count: int, prefix: str = "rcv", network: str = "10.78.0") -> Iterator[list[Machine]]:
     """So many machines in one network; everything on them ends with the block."""
     hub = f"{prefix}-hub"
+    ip("netns", "add", hub)  # fails if another test has such machines: they are not this one's to remove
     made = [Machine(f"{prefix}-{number}", f"{network}.{number + 1}") for number in range(count)]
     try:
-        ip("netns", "add", hub)
         ip("-n", hub, "link", "add", "br0", "type", "bridge")
         ip("-n", hub, "link", "set", "br0", "up")
         for machine in made:
