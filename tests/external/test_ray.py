@@ -138,6 +138,7 @@ def test_the_documented_torch_trainer_gives_the_same_weights(
     """The example of docs/how-to/clusters.md, over two nodes."""
     pytest.importorskip("ray.train.torch", reason="pip install 'ray[train]'")
     run = PacedRun(tmp_path / "run")
+    ray_machines.variables["GLOO_SOCKET_IFNAME"] = "eth0"  # Ray's own process group: host names resolve to nothing here
     ray_machines.add()
     ray_machines.add()
     page = (Path(__file__).parents[2] / "docs/how-to/clusters.md").read_text()

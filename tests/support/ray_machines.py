@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node_namespaces import Machine
@@ -28,6 +28,7 @@ class RayMachines:
     machines: list[Machine]
     folder: Path
     number: int = 0  # of the nodes that have been started
+    variables: dict[str, str] = field(default_factory=dict)  # of nodes that are started from now on
 
     @property
     def address(self) -> str:
@@ -67,5 +68,5 @@ class RayMachines:
     def _ray(self, number: int, *words: str) -> None:
         program = str(Path(sys.executable).with_name("ray"))
         command = [program, "start", "--block", f"--object-store-memory={80 << 20}", *words]
-        variables = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        variables = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **self.variables}
         self.machines[number].start(command, self.folder / f"ray-{number}.txt", **variables)
