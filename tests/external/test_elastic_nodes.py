@@ -25,25 +25,12 @@ from typing import Any
 
 import pytest
 from node_namespaces import Machine, machines, missing_tools
+from paced_run import write_recipe
 
 PORT = 29400
 STEPS, SAVE_EVERY = 600, 50
 LIMIT_S = 240
 HEARTBEAT_TIMEOUT_S = 10
-# Steps that take a while on any machine, so that a node that joins finds the run unfinished.
-PACED_RECIPE = """\
-extends: quickstart
-name: quickstart  # a weights file has it
-callbacks: [paced_steps:PacedSteps]
-"""
-PACED_STEPS = """\
-import time
-import reconv
-
-class PacedSteps(reconv.Callback):
-    def on_step_end(self, run):
-        time.sleep(0.05)
-"""
 SETTINGS = {
     "length": f"{STEPS}step",
     "schedule.warmup": "0ep",
@@ -87,9 +74,7 @@ class ElasticRun:
     def add(self, *numbers: int) -> None:
         """Start the agents of some machines."""
         endpoint = f"{self.machines[0].address}:{PORT}"
-        recipe = self.out.with_name("paced.yaml")
-        recipe.write_text(PACED_RECIPE)
-        recipe.with_name("paced_steps.py").write_text(PACED_STEPS)
+        recipe = write_recipe(self.out.parent)
         command = train(str(recipe), self.out, "--elastic", "1:4", "--rendezvous", endpoint)
         for number in numbers:
             self.agents[number] = self.machines[number].start(command, self.log, RECONV_SECRET="a secret of this test")

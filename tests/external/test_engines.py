@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,8 +24,8 @@ import pytest
 from node_namespaces import Machine, machines, missing_tools
 from paced_run import LIMIT_S, PacedRun
 from ray_machines import RayMachines
+from slurm_nodes import SLURM, slurm
 
-SLURM = Path(__file__).with_name("slurm_cluster")
 KILL_AT, NETWORK = 80, "10.80.0"
 STORE_PORT, RANK_PORT = 29400, 29600
 SECRET = {"RECONV_SECRET": "a secret of this test"}
@@ -81,21 +80,6 @@ def srun(run: PacedRun) -> None:
     with slurm(run.out.with_name("slurm")):
         words = ["srun", "--nodes=2", "--ntasks-per-node=1"]
         ends_with(0, start_here([*words, *python(*run.train())], run), run)
-
-
-@contextmanager
-def slurm(folder: Path) -> Iterator[Path]:
-    """A controller and three nodes."""
-    log = folder.with_suffix(".out")  # not a pipe: the daemons would keep it open
-    with log.open("w") as out:
-        started = subprocess.run([SLURM, "start", folder], stdout=out, stderr=out, timeout=120, check=False)
-    try:
-        assert started.returncode == 0, log.read_text()
-        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-        yield folder
-    finally:
-        os.environ.pop("SLURM_CONF", None)
-        subprocess.run([SLURM, "stop", folder], check=True, timeout=120)
 
 
 UNDISTURBED: dict[str, Callable[[PacedRun], None]] = {

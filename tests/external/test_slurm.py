@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -18,25 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paced_run import write_recipe
+from slurm_nodes import SLURM, missing_slurm, slurm
 
-CLUSTER = Path(__file__).with_name("slurm_cluster")
 RECONV = [sys.executable, "-m", "reconv"]
 LIMIT_S = 240
 STEPS, MANY_STEPS = 200, 300
-# Steps that take half a second on any machine, so that the long run takes longer than one start: at most two minutes.
-SLOW_RECIPE = """\
-extends: quickstart
-name: quickstart  # a weights file has it
-callbacks: [slow_steps:SlowSteps]
-"""
-SLOW_STEPS = """\
-import time
-import reconv
-
-class SlowSteps(reconv.Callback):
-    def on_step_end(self, run):
-        time.sleep(0.5)
-"""
 SETTINGS = {
     "schedule.warmup": "0ep",
     "batch.group": "16",
@@ -64,20 +50,10 @@ def run(*command: str, **variables: str) -> str:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A started cluster; SLURM_CONF names it."""
-    programs = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare")
-    if os.geteuid() != 0 or any(shutil.which(program) is None for program in programs):
-        pytest.skip("needs root, and: apt-get install --no-install-recommends slurm-wlm munge iproute2")
-    folder = tmp_path_factory.mktemp("cluster")
-    log = folder.with_name("cluster.out")  # not a pipe: the daemons would keep it open
-    with log.open("w") as out:
-        started = subprocess.run([CLUSTER, "start", folder], stdout=out, stderr=out, timeout=120, check=False)
-    try:
-        assert started.returncode == 0, log.read_text()
-        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    if why := missing_slurm():
+        pytest.skip(why)
+    with slurm(tmp_path_factory.mktemp("cluster")) as folder:
         yield folder
-    finally:
-        os.environ.pop("SLURM_CONF", None)
-        subprocess.run([CLUSTER, "stop", folder], check=True, timeout=120)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +64,7 @@ def _idle_nodes(cluster: Path) -> Iterator[None]:
     for number in (1, 2, 3):
         if not (cluster / f"run/n{number}.pid").exists():
             with (cluster / "revived.out").open("a") as out:
-                subprocess.run([CLUSTER, "revive", cluster, str(number)], stdout=out, stderr=out, check=True)
+                subprocess.run([SLURM, "revive", cluster, str(number)], stdout=out, stderr=out, check=True)
     wait_for(lambda: run("sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D").strip() == "3")
 
 
@@ -166,12 +142,12 @@ def test_a_run_longer_than_the_time_limit_is_saved_and_requeued_until_it_is_fini
     tmp_path: Path, undisturbed: Any
 ) -> None:
     out = tmp_path / "run"
-    (tmp_path / "slow.yaml").write_text(SLOW_RECIPE)
-    (tmp_path / "slow_steps.py").write_text(SLOW_STEPS)
+    # Steps that take half a second on any machine, so that the run takes longer than one start: at most two minutes.
+    recipe = write_recipe(tmp_path, pause_s=0.5)
     options = ["--time", "3", "--set", "save.every=1000000step"]
-    job = submit(out, *options, steps=MANY_STEPS, recipe=str(tmp_path / "slow.yaml"))
+    job = submit(out, *options, steps=MANY_STEPS, recipe=str(recipe))
     wait_until_step(out, 20)
-    (tmp_path / "slow.yaml").write_text("extends: resnet50\n")  # the run keeps the recipe that it was started with
+    recipe.write_text("extends: resnet50\n")  # the run keeps the recipe that it was started with
     wait_for(lambda: "the run is finished" in log_of(out), limit_s=900)
     assert log_of(out).count("stopped by SIGUSR1") >= 1
     assert log_of(out).count("a checkpoint was saved: requeueing") >= 1
@@ -202,7 +178,7 @@ def test_a_run_continues_on_other_nodes_when_one_is_lost(
     wait_until_step(out, 60)
     nodes = run("scontrol", "show", "hostnames", job_field(job, "NodeList")).split()
     lost = nodes[0] if victim == "first" else nodes[-1]
-    subprocess.run([CLUSTER, "kill", cluster, lost.removeprefix("n")], check=True, timeout=60)
+    subprocess.run([SLURM, "kill", cluster, lost.removeprefix("n")], check=True, timeout=60)
     wait_until_finished(out)
     restarts = int(job_field(job, "Restarts"))
     assert restarts == 1 and lost not in run("scontrol", "show", "hostnames", job_field(job, "NodeList")).split()

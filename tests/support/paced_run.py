@@ -14,20 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RECIPE = """\
+_RECIPE = """\
 extends: quickstart
 name: quickstart  # a weights file has it
 callbacks: [paced_steps:PacedSteps]
 """
-CALLBACK = """\
+_CALLBACK = """\
 import time
 import reconv
 
 class PacedSteps(reconv.Callback):
     def on_step_end(self, run):
-        time.sleep(0.05)
+        time.sleep({pause_s})
 """
 LIMIT_S = 300.0
+
+
+def write_recipe(folder: Path, pause_s: float = 0.05) -> Path:
+    """quickstart with a pause after each step, in a file."""
+    folder.mkdir(exist_ok=True)
+    (folder / "paced_steps.py").write_text(_CALLBACK.format(pause_s=pause_s))
+    file = folder / "paced.yaml"
+    file.write_text(_RECIPE)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +50,7 @@ class PacedRun:
     @property
     def recipe(self) -> Path:
         """The recipe, in a file beside the run."""
-        self.out.parent.mkdir(exist_ok=True)
-        self.out.with_name("paced_steps.py").write_text(CALLBACK)
-        file = self.out.with_name("paced.yaml")
-        file.write_text(RECIPE)
-        return file
+        return write_recipe(self.out.parent)
 
     @property
     def settings(self) -> list[str]:
