@@ -2,9 +2,9 @@
 
 A store (`reconv rendezvous`) holds, for each node, a record that the node renews every second. When no node trains any
 more, the oldest one that is alive writes the roster of the next round: the nodes, their addresses and their ranks.
-Everything is JSON, signed with the secret of the run; anything else in the store is ignored. A round ends when ranks
-fail, when a node is lost, leaves or joins; ranks that still can save a checkpoint first, and the next round resumes
-from the last one. Compared with torch's agent: docs/decisions/elastic.md.
+Everything is signed JSON; anything else in the store is ignored. A round ends when ranks fail, when a node is lost,
+leaves or joins; ranks that can save a checkpoint first. Ranks exist only within a round: the lock of the run directory
+keeps those of two rounds apart (tests/external/test_elastic_nodes.py). docs/decisions/elastic.md has the reasons.
 """
 
 from __future__ import annotations
