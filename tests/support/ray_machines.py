@@ -12,7 +12,7 @@ from pathlib import Path
 from node_namespaces import Machine
 from paced_run import LIMIT_S, PacedRun
 
-# A lost node is noticed in seconds; Ray's own defaults take most of a minute.
+# A lost node is noticed in seconds; Ray's own defaults are slow.
 FAST_CHECKS = {
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 1000,
