@@ -21,6 +21,7 @@ from reconv.cli.commands.average import average
 from reconv.cli.commands.bench import bench
 from reconv.cli.commands.data import data
 from reconv.cli.commands.data_inspect import check, show
+from reconv.cli.commands.data_review import review_command
 from reconv.cli.commands.doctor import completion, doctor
 from reconv.cli.commands.eval import eval_command
 from reconv.cli.commands.export import export, push
@@ -86,7 +87,7 @@ for _command in (
     completion,
 ):
     reconv.add_command(_command)
-for _command in (check, show):
+for _command in (check, show, review_command):
     data.add_command(_command)
 
 

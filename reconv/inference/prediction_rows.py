@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -66,16 +67,35 @@ def check_rows_file(file: Path) -> None:
 
 
 def read_rows(file: Path) -> PredictionRows:
-    """The rows of a CSV file that `write` made."""
-    with disk_errors(file), file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
-        rows = list(csv.DictReader(lines))
-    if rows and not set(COLUMNS) <= rows[0].keys():
-        missing = ", ".join(sorted(set(COLUMNS) - rows[0].keys()))
-        raise DataError(f"a table of predictions needs the columns {missing}", where=str(file))
-    numbers = {"score", "loss"}
-    return PredictionRows(
-        *([float(row[name]) if name in numbers else row[name] for row in rows] for name in COLUMNS)  # type: ignore[arg-type]
-    )
+    """The rows of a .csv or .parquet file that `write` made."""
+    with disk_errors(file):
+        columns = _read_parquet(file) if file.suffix == ".parquet" else _read_csv(file)
+    missing = [name for name in COLUMNS if name not in columns]
+    if missing:
+        raise DataError(f"a table of predictions needs the columns {', '.join(missing)}", where=str(file))
+    try:
+        numbers = {name: [float(value) for value in columns[name]] for name in ("score", "loss")}
+    except (TypeError, ValueError) as error:
+        raise DataError("score and loss are numbers", where=str(file), why=str(error)) from error
+    if not all(map(math.isfinite, (*numbers["score"], *numbers["loss"]))):
+        raise DataError("score and loss are numbers", where=str(file), why="one is infinite or no number")
+    return PredictionRows(**{**{name: columns[name] for name in COLUMNS}, **numbers})
+
+
+def _read_csv(file: Path) -> dict[str, Sequence[Any]]:
+    with file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+        reader = csv.DictReader(lines)
+        rows = list(reader)
+        return {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+
+
+def _read_parquet(file: Path) -> dict[str, Sequence[Any]]:
+    pyarrow, parquet = _parquet_writer()
+    try:
+        columns: dict[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError("this is no Parquet file", where=str(file), why=str(error)) from error
+    return columns
 
 
 def _csv(rows: PredictionRows) -> bytes:

@@ -38,10 +38,11 @@ class LivePage:
     stale_s: float  # after this time without a new page the run is taken for dead, and the page stops reloading
 
 
-def document(title: str, *body: Html, live: LivePage | None = None) -> str:
-    """A whole HTML document, self-contained."""
-    script = _asset("page.js")
-    policy = _POLICY.format(scripts=f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'")
+def document(title: str, *body: Html, live: LivePage | None = None, script: str = "", style: str = "") -> str:
+    """A whole HTML document, self-contained; `script` and `style` are added to those of every page."""
+    scripts = [_asset("page.js"), *([Html(script)] if script else [])]
+    hashes = (b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
+    policy = _POLICY.format(scripts=" ".join(f"'sha256-{digest}'" for digest in hashes))
     head = el(
         "head",
         None,
@@ -52,10 +53,10 @@ def document(title: str, *body: Html, live: LivePage | None = None) -> str:
         el("meta", {"name": "generator", "content": "Reconv"}),
         el("link", {"rel": "icon", "href": "data:,"}),
         el("title", None, title),
-        el("style", None, _asset("page.css")),
+        el("style", None, _asset("page.css"), Html(style)),
     )
     timing = {} if live is None else _timing(live)
-    content = el("body", timing, el("main", None, *body), el("script", None, script))
+    content = el("body", timing, el("main", None, *body), *(el("script", None, text) for text in scripts))
     return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, content)}\n"
 
 
