@@ -1,6 +1,7 @@
 """Wrong boxes by a detector: objects without a box, boxes without an object, shifted boxes and wrong classes.
 
-As in ObjectLab (Tkachenko, Thyagarajan and Mueller 2023), a box is suspicious where a detector is sure of something else.
+As in ObjectLab (Tkachenko, Thyagarajan and Mueller 2023), a box is suspicious where a detector is sure of something
+else.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import numpy as np
 import torch
 
 from reconv.build.data import as_detection_dataset, build_eval_loader
-from reconv.data.dataset import F64, Dataset
-from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.build.postprocess import build_postprocess
 from reconv.core.machine import Machine, cores_per_process
+from reconv.data.dataset import F64, Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.detection.box_ops import broadcast_iou
 from reconv.inference.predictor import Predictor
 from reconv.metrics.detection import DetectionMetrics
@@ -54,9 +55,7 @@ def box_findings(images: ReviewedImages, found: Sequence[tuple[int, ImageDetecti
     return sorted(findings, key=lambda finding: (-finding.score, finding.row))
 
 
-def _of_image(
-    image: ImageDetections, names: Sequence[str]
-) -> Iterator[tuple[float, str, str, str, SuspectBox]]:
+def _of_image(image: ImageDetections, names: Sequence[str]) -> Iterator[tuple[float, str, str, str, SuspectBox]]:
     """Score, class in the data, class as detected, words and box of everything suspicious in an image."""
     truth = image.truth
     boxes, labels = truth.boxes_xyxy.astype(np.float64), truth.labels
@@ -80,7 +79,9 @@ def _of_image(
             yield score, given, names[image.labels[other]], note, suspect
         elif len(same) and image.scores[same[0]] >= MIN_SCORE and iou[same, box].max() < MATCH_IOU:
             overlap = float(iou[same[0], box])
-            note = f"shifted: the {given} is detected with {100 * image.scores[same[0]]:.0f} % at an IoU of {overlap:.2f}"
+            note = (
+                f"shifted: the {given} is detected with {100 * image.scores[same[0]]:.0f} % at an IoU of {overlap:.2f}"
+            )
             suspect = SuspectBox("shifted", corners, _corners(image.boxes_xyxy[same[0]]), truth)
             yield float(image.scores[same[0]]) * (1 - overlap), given, given, note, suspect
         elif seen < MIN_SEEN:

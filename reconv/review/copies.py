@@ -28,12 +28,12 @@ NUM_CANDIDATES = 6  # of each image and descriptor
 MIN_SIMILARITY = 0.85  # cosine of the descriptors of a candidate
 MIN_COARSE = 0.85  # correlation of thumbnails of half the size: pairs below are not looked at closely
 MIN_CORRELATION = 0.9
-MIN_DETAIL = 0.78  # correlation of differences between pixels, which tells two skies apart
+MIN_DETAIL = 0.82  # correlation of differences between pixels, which tells two skies apart
 MAX_COLOR_DIFFERENCE = 0.10  # mean over the region, of 1
 MIN_CROP = 0.55  # of the sides
 _SCALES = tuple(float(scale) for scale in np.geomspace(1.0, MIN_CROP, 12))
 _FINER = (1.0, 1.02, 0.98, 1.04, 0.96, 1.06, 0.94)
-_MIN_COVERED = 0.8 * MIN_CROP**2  # of the area
+_MIN_PART = 0.95 * MIN_CROP
 _MIN_CONTRAST = 0.03  # standard deviation of the brightness: of a flat image nothing can be told
 _BATCH = 256
 
@@ -101,7 +101,7 @@ def find_copies(thumbnails: Thumbnails, features: F32 | None, device: str = "cpu
     """All pairs of images that are copies, best first; `features` [n, d] of a network propose pairs as well."""
     rows = np.flatnonzero(thumbnails.is_read)
     identical = _identical(thumbnails, rows)
-    scores = {pair: 1.0 for pair in identical}
+    scores = dict.fromkeys(identical, 1.0)
     large = rows[thumbnails.sizes[rows].min(axis=1) >= MIN_SIDE_PX]
     pairs = np.array(sorted(_candidates(thumbnails, features, large, device) - identical), np.int64).reshape(-1, 2)
     for (first, second), score in zip(pairs.tolist(), _correlations(thumbnails, pairs, device).tolist(), strict=True):
@@ -213,8 +213,8 @@ def _at_scales(templates: Tensor, images: Tensor, scales: Sequence[float]) -> It
     fit = min(outer_height / height, outer_width / width)
     for scale in scales:
         size = (max(1, round(height * fit * scale)), max(1, round(width * fit * scale)))
-        covered = size[0] * size[1] / (outer_height * outer_width)
-        if size[0] <= outer_height and size[1] <= outer_width and covered >= _MIN_COVERED:
+        parts = (size[0] / outer_height, size[1] / outer_width)
+        if max(parts) <= 1 and min(parts) >= _MIN_PART:
             yield scale, F.interpolate(templates, size=size, mode="bilinear", antialias=True, align_corners=False)
 
 

@@ -1,5 +1,8 @@
-"""Evidence about labels and boxes: from folds that are trained, from checkpoints of a run, from the features of a network
-or from a file of predictions."""
+"""Evidence about labels and boxes.
+
+It comes from folds that are trained, from checkpoints of a run, from the features of a network, or from a file of
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -195,9 +198,7 @@ def _train(recipe: str, overrides: Sequence[Override], training: Training, out: 
     start_s = time.perf_counter()
     is_done = (out / "summary.json").exists()
     out.parent.mkdir(parents=True, exist_ok=True)
-    result = train(
-        recipe, data=training.data, overrides=list(overrides), out=out, resume=True, device=training.device
-    )
+    result = train(recipe, data=training.data, overrides=list(overrides), out=out, resume=True, device=training.device)
     seconds = "trained before" if is_done else f"{time.perf_counter() - start_s:.0f} s"
     log(f"{name}: {result.metric} {result.value:.4f} on what it did not see, {seconds}")
     return result.folder
@@ -213,7 +214,9 @@ def _recipe(images: ReviewedImages, training: Training) -> tuple[str, list[Overr
     fitting: list[Override] = []
     if chosen is None:
         kind, is_cpu = images.datasets["train"].kind, device_kind(training.device) == "cpu"
-        chosen = "quickstart" if kind == "digits" else "cifar10-fast" if kind == "cifar10" and not is_cpu else "finetune"
+        chosen = (
+            "quickstart" if kind == "digits" else "cifar10-fast" if kind == "cifar10" and not is_cpu else "finetune"
+        )
         if chosen == "finetune" and is_cpu:
             fitting = [("model.name", _SMALL_NETWORK, "on a CPU")]
     return chosen, [*always, *fitting, *training.overrides]

@@ -1,4 +1,4 @@
-"""The findings of a review for other programs: Label Studio, FiftyOne and COCO, each with the images that are listed."""
+"""The findings of a review for other programs: Label Studio, FiftyOne and COCO, each with the listed images."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _label_studio(images: ReviewedImages, exported: list[ExportedImage]) -> Mapp
     option = "Label" if images.has_boxes else "Choice"
     name = _BOXES if images.has_boxes else _CLASS
     options = "".join(f'<{option} value="{escape(label)}"/>' for label in images.class_names)
-    config = f'<View><Image name="image" value="$image"/><{control} name="{name}" toName="image">{options}</{control}></View>'
+    controls = f'<{control} name="{name}" toName="image">{options}</{control}>'
+    config = f'<View><Image name="image" value="$image"/>{controls}</View>'
     tasks = []
     for image in exported:
         boxes = _boxes(images, image) if images.has_boxes else []
@@ -149,7 +150,12 @@ def _rectangle(box: ExportedBox, image: ExportedImage) -> dict[str, Any]:
 
 def _about(images: ReviewedImages, image: ExportedImage) -> dict[str, str]:
     first = image.findings[0]
-    about = {"path": images.paths[image.row], "split": images.split(image.row), "finding": first.kind, "note": first.note}
+    about = {
+        "path": images.paths[image.row],
+        "split": images.split(image.row),
+        "finding": first.kind,
+        "note": first.note,
+    }
     return about if images.has_boxes else {**about, "given": images.class_names[images.labels[image.row]]}
 
 
@@ -217,7 +223,13 @@ def _coco(images: ReviewedImages, exported: list[ExportedImage]) -> Mapping[str,
     categories = [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()]
     info = {"description": "images that reconv data review lists, with the labels that it proposes"}
     return {
-        "coco.json": {"info": info, "licenses": [], "images": listed, "annotations": annotations, "categories": categories}
+        "coco.json": {
+            "info": info,
+            "licenses": [],
+            "images": listed,
+            "annotations": annotations,
+            "categories": categories,
+        }
     }
 
 

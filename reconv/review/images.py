@@ -15,8 +15,8 @@ from reconv.data.dataset import I64, Dataset, FileBacked, Sample, Split, all_tar
 from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
 from reconv.recipe.parts.code import names_code
+from reconv.recipe.parts.data import NEED_NO_PATH, DataConfig
 from reconv.storage.object_stores.store import is_url
 from reconv.storage.remote_tree import local_data_path
 

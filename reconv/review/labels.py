@@ -95,7 +95,7 @@ def judge_labels(labels: I64, probs: F64) -> LabelScores:
 
 
 def _normalized(counts: F64) -> F64:
-    """How true classes are labeled [true, label]; every confusion gets a part of an image, so that none is impossible."""
+    """How true classes are labeled [true, label]; no confusion is impossible, but those unseen are rare."""
     smoothed = counts + _PRIOR / len(counts)
     rows: F64 = smoothed / smoothed.sum(axis=1, keepdims=True)
     return rows

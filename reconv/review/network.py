@@ -1,4 +1,4 @@
-"""Outputs of networks for whole datasets: class probabilities and features, and probabilities by heads fitted in folds."""
+"""Outputs of networks for whole datasets, and probabilities by heads that are fitted to features in folds."""
 
 from __future__ import annotations
 

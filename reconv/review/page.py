@@ -28,8 +28,8 @@ _INTROS: dict[Kind, str] = {
     "leak": "The same picture in both splits makes the validation result too good. Accept to leave out the one in "
     "training.",
     "copy": "The same picture twice, re-encoded, resized or cropped. Accept to leave out the smaller one.",
-    "box": "What a detector sees otherwise: orange as annotated, green as detected. Accept to leave out the image until "
-    "its boxes are corrected, for example in Label Studio (--export label-studio).",
+    "box": "What a detector sees otherwise: orange as annotated, green as detected. Accept to leave out the image "
+    "until its boxes are corrected, for example in Label Studio (--export label-studio).",
     "outlier": "Unlike all other images. Accept to leave the image out.",
     "unreadable": "These files do not decode. Accept to leave them out.",
 }

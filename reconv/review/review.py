@@ -19,9 +19,9 @@ from reconv.device import device_kind
 from reconv.inference.predictor import Predictor
 from reconv.logging.run_dir import RunDir
 from reconv.recipe.loader import Override, load
-from reconv.recipe.parts.data import DataConfig
 from reconv.review import evidence as gather
-from reconv.review.copies import Thumbnails, find_copies, make_thumbnails
+from reconv.review.boxes import box_findings
+from reconv.review.copies import find_copies, make_thumbnails
 from reconv.review.evidence import Evidence, Training
 from reconv.review.findings import (
     KINDS,
@@ -33,7 +33,6 @@ from reconv.review.findings import (
     outlier_findings,
     unreadable_findings,
 )
-from reconv.review.boxes import box_findings
 from reconv.review.images import ReviewedImages, open_images
 from reconv.review.labels import LabelScores, judge_labels
 from reconv.review.network import FeatureNetwork
@@ -114,9 +113,7 @@ def review(options: ReviewOptions, log: Log) -> Review:
     findings += unreadable_findings(thumbnails)
     accepted = [] if options.accept_above is None else accept_above(findings, options.accept_above)
     classes = class_rows(images, found, scores)
-    result = Review(
-        images, options.source, found, scores, findings, accepted, classes, time.perf_counter() - start_s
-    )
+    result = Review(images, options.source, found, scores, findings, accepted, classes, time.perf_counter() - start_s)
     with disk_errors(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         write_atomic(options.out / LIST_FILE, as_csv(images, findings, accepted))

@@ -42,8 +42,8 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
 
 
 def changed(image: Image.Image, how: str) -> Image.Image:
-    width, height = image.size
-    crop = {"crop": (0.1, 0.15, 0.9, 0.95), "squeezed": (0.2, 0.1, 0.95, 0.9)}.get(how)
+    width = image.width
+    crop = {"crop": (0.1, 0.15, 0.9, 0.95), "squeezed": (0.2, 0.15, 0.95, 0.9)}.get(how)
     if crop is not None:
         image = image.crop(tuple(round(part * width) for part in crop))  # type: ignore[arg-type]
     return image.resize((130, 88)) if how == "squeezed" else image.resize((120, 120)) if how == "resize" else image

@@ -71,7 +71,9 @@ def test_folds_find_flipped_labels_and_the_list_corrects_them(noisy: tuple[Path,
     truth, data = open_digits("train"), DataConfig(source="digits", relabel=str(file))
     before = all_targets(open_dataset("digits", None, "train", data))
     both = tmp_path / "both.csv"
-    accepted = [r for r in rows_of(tmp_path / "out" / "review.csv") if r["action"] == "relabel" and r["split"] == "train"]
+    accepted = [
+        r for r in rows_of(tmp_path / "out" / "review.csv") if r["action"] == "relabel" and r["split"] == "train"
+    ]
     lines = [f"{r['path']},{r['split']},relabel,{r['label']}" for r in accepted]
     both.write_text(file.read_text() + "\n".join(lines) + "\n")
     after = all_targets(open_dataset("digits", None, "train", data.model_copy(update={"relabel": str(both)})))
@@ -79,7 +81,7 @@ def test_folds_find_flipped_labels_and_the_list_corrects_them(noisy: tuple[Path,
     again, lines = reviewed("digits", tmp_path / "out", folds=2, overrides=overrides)
     assert all("trained before" in line for line in lines if "of 2" in line)
     assert [(f.row, f.score) for f in again.findings] == [(f.row, f.score) for f in result.findings]
-    other, lines = reviewed("digits", tmp_path / "out", folds=2, overrides=[*overrides, ("seed", 1, "test")])
+    _, lines = reviewed("digits", tmp_path / "out", folds=2, overrides=[*overrides, ("seed", 1, "test")])
     assert not any("trained before" in line for line in lines)
 
 
@@ -113,8 +115,16 @@ def test_one_network_while_it_learns_takes_one_training(noisy: tuple[Path, set[s
 
 def test_weights_judge_any_data_by_their_features(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos")
-    small = {"model.name": "resnet8_cifar", "data.preprocess.size": 32, "length": "2step", "derive": []}
-    weights = reconv.train("finetune", data=photos, out=tmp_path / "run", overrides=small | {"schedule.lr": 0.01}).folder
+    small = {
+        "model.name": "resnet8_cifar",
+        "data.preprocess.size": 32,
+        "length": "2step",
+        "derive": [],
+        "engine.num_threads": 1,
+    }
+    weights = reconv.train(
+        "finetune", data=photos, out=tmp_path / "run", overrides=small | {"schedule.lr": 0.01}
+    ).folder
     first, _ = reviewed(photos, tmp_path / "a", init=str(weights), folds=3)
     assert first.evidence.features is not None and first.evidence.features.shape[0] == 48
     assert first.scores is not None and np.isfinite(first.scores.wrong).all()
@@ -172,7 +182,9 @@ def test_one_class_is_checked_for_copies_alone(tmp_path: Path) -> None:
     result, lines = reviewed(photos, tmp_path / "out")
     assert "there is one class: labels are not judged" in lines
     assert [finding.kind for finding in result.findings] == ["copy"]
-    assert [row.shortage for row in result.classes] == ["13 for training (the median class has 13); 4 for validation, of 10 or more"]
+    assert [row.shortage for row in result.classes] == [
+        "13 for training (the median class has 13); 4 for validation, of 10 or more"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +204,11 @@ def test_one_class_is_checked_for_copies_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_reviewed_is_an_error_that_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Sequence[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos", num_train=2, num_val=1)

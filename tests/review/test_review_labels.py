@@ -26,7 +26,7 @@ def test_the_joint_counts_confident_images_by_their_definition() -> None:
     probs = np.array(
         [[0.9, 0.1, 0], [0.7, 0.3, 0], [0.1, 0.9, 0], [0.2, 0.8, 0], [0.4, 0.5, 0.1], [0.1, 0.0, 0.9]], np.float64
     )
-    # Thresholds are 1.7 / 3, 0.65 and 0.9: two images labeled 0 are confidently 0 and one 1, the fifth image is neither.
+    # Thresholds are 1.7 / 3, 0.65 and 0.9: two images labeled 0 are confidently 0 and one 1, the fifth is neither.
     expected = [[2, 1, 0], [0, 2, 0], [0, 0, 1]]  # rows sum to the labels' counts
     assert np.allclose(confident_joint(labels, probs), expected)
 
@@ -76,4 +76,6 @@ def test_heads_are_judged_on_folds_they_have_not_seen() -> None:
     assert probs.sum(axis=1) == pytest.approx(np.ones(240))
     assert (probs.argmax(axis=1) == labels).mean() > 0.85
     noise = head_probabilities(rng.normal(size=(240, 150)).astype(np.float32), labels, folds, 3)
-    assert (noise.argmax(axis=1) == labels)[:200].mean() < 0.5  # features that say nothing: heads on seen images had 1.0
+    assert (noise.argmax(axis=1) == labels)[
+        :200
+    ].mean() < 0.5  # features that say nothing: heads on seen images had 1.0

@@ -1,4 +1,4 @@
-"""Folders of pictures for reviews: smooth random pictures that no two of which are alike, with wrong labels and copies."""
+"""Folders of random pictures, no two of which are alike, and tables of predictions, for reviews."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def write_photos(root: Path, *, num_train: int = 12, num_val: int = 4, classes: 
     return root
 
 
-def write_predictions(
-    file: Path, root: Path, suspects: Mapping[str, str], *, classes: Sequence[str] = CLASSES
-) -> Path:
+def write_predictions(file: Path, root: Path, suspects: Mapping[str, str], *, classes: Sequence[str] = CLASSES) -> Path:
     """A table of predictions as eval writes it: sure of every label but those of `suspects` {path: class seen}."""
     with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
         writer = csv.writer(stream)

@@ -31,7 +31,9 @@ _LISTED = 10  # findings of a kind that are printed
 @click.command("review", cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.option("--run", metavar="RUN", help="Judge the images by the network of a run; of boxes, by its detections.")
-@click.option("--init", metavar="WEIGHTS", help="Judge the images by the features of these weights, as of train --init.")
+@click.option(
+    "--init", metavar="WEIGHTS", help="Judge the images by the features of these weights, as of train --init."
+)
 @click.option(
     "--predictions",
     metavar="FILE",
