@@ -223,6 +223,16 @@ def pause_rows(content: Any) -> Iterator[Row]:
         yield spread(engine["engine"], [round(pause_s, 1) for pause_s in pauses], "s", more)
 
 
+def review_rows(content: Any) -> Iterator[Row]:
+    """Flips that are found and accuracies, from the JSON of `benchmarks.data_review`."""
+    runs = content["runs"]
+    names = {"wall_s": "seconds", "cpu_s": "CPU seconds"}
+    for name in runs[0]:
+        is_time = name in names
+        values = [run[name] * (1 if is_time else 100) for run in runs]
+        yield spread(names.get(name, name), values, "s" if is_time else "%")
+
+
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:
     """The median with the lowest and highest of n measurements."""
     return Row(
@@ -428,6 +438,42 @@ CASES = {
             sources=("reconv/cluster", "reconv/distributed"),
             rows=pause_rows,
             value="pause",
+        ),
+        Case(
+            name="data-review-cpu",
+            title="10 % flipped labels, found by networks trained in five folds",
+            command="python -m benchmarks.data_review digits --recipe quickstart --set length=10ep --train"
+            " --json {json}",
+            hardware="cpu",
+            sources=("reconv/review",),
+            rows=review_rows,
+            value="value",
+            label=("of", "digits, five folds of quickstart, 10 epochs"),
+        ),
+        Case(
+            name="data-review-features-cpu",
+            title="10 % flipped labels of CIFAR-10's test images, found by the features of a trained ResNet-20",
+            command="python -m benchmarks.data_review {data} --split val --init resnet20-12fca82f.th"
+            " --set model.name=resnet20_cifar --set data.preprocess.resize=null"
+            " --set data.preprocess.mean=[0.485,0.456,0.406] --set data.preprocess.std=[0.229,0.224,0.225]"
+            " --json {json}",
+            data="CIFAR-10's binary files",
+            hardware="cpu",
+            sources=("reconv/review",),
+            rows=review_rows,
+            value="value",
+            label=("of", "CIFAR-10, features of a ResNet-20"),
+        ),
+        Case(
+            name="data-review-h200",
+            title="10 % flipped labels of CIFAR-10, found by five folds of cifar10-fast",
+            command="python -m benchmarks.data_review {data} --recipe cifar10-fast --train --json {json}",
+            data="CIFAR-10's binary files",
+            hardware="cuda",
+            sources=("reconv/review",),
+            rows=review_rows,
+            value="value",
+            label=("of", "CIFAR-10, five folds of cifar10-fast"),
         ),
         Case(
             name="int8-cpu",

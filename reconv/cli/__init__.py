@@ -20,8 +20,7 @@ import click
 from reconv.cli.commands.average import average
 from reconv.cli.commands.bench import bench
 from reconv.cli.commands.data import data
-from reconv.cli.commands.data_inspect import check, show
-from reconv.cli.commands.data_review import review_command
+from reconv.cli.commands.data_inspect import check, review_command, show
 from reconv.cli.commands.doctor import completion, doctor
 from reconv.cli.commands.eval import eval_command
 from reconv.cli.commands.export import export, push

@@ -21,7 +21,7 @@ from reconv.inference.predictor import Predictor
 from reconv.metrics.detection import DetectionMetrics
 from reconv.metrics.detection_matches import ImageDetections
 from reconv.recipe.workers import AUTO_THREADS, IN_MEMORY
-from reconv.review.findings import Finding, SuspectBox
+from reconv.review.findings import ReviewFinding, SuspectBox
 from reconv.review.images import ReviewedImages
 from reconv.tasks.evaluation import evaluate
 
@@ -45,10 +45,10 @@ def detect_boxes(predictor: Predictor, dataset: Dataset) -> list[ImageDetections
     return metrics.images()
 
 
-def box_findings(images: ReviewedImages, found: Sequence[tuple[int, ImageDetections]]) -> list[Finding]:
+def box_findings(images: ReviewedImages, found: Sequence[tuple[int, ImageDetections]]) -> list[ReviewFinding]:
     """Suspicious boxes of images [(row, detections)], the highest score first."""
     findings = [
-        Finding("box", row, score, "exclude", proposed, given, note=note, box=box)
+        ReviewFinding("box", row, score, "exclude", proposed, given, note=note, box=box)
         for row, image in found
         for score, given, proposed, note, box in _of_image(image, images.class_names)
     ]

@@ -52,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How folds are trained."""
+    """The recipe, the data and the device that folds are trained with."""
 
     recipe: str | None  # None: what fits the data
     overrides: Sequence[Override]

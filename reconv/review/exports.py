@@ -13,7 +13,7 @@ from urllib.parse import quote
 from reconv.core.errors import DataError, UsageError
 from reconv.data.dataset import FileBacked
 from reconv.review.copies import sample_image
-from reconv.review.findings import Finding
+from reconv.review.findings import ReviewFinding
 from reconv.review.images import ReviewedImages
 from reconv.storage.files import write_atomic
 
@@ -29,7 +29,7 @@ class ExportedImage:
     file: str
     width: int
     height: int
-    findings: tuple[Finding, ...]
+    findings: tuple[ReviewFinding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ExportedBox:
     score: float = 1.0
 
 
-def export(images: ReviewedImages, findings: list[Finding], kind: str, out: Path) -> list[Path]:
+def export(images: ReviewedImages, findings: list[ReviewFinding], kind: str, out: Path) -> list[Path]:
     """Write the images that have findings in the format of another program; returns the files."""
     if not isinstance(next(iter(images.datasets.values())), FileBacked) and not images.has_boxes:
         raise UsageError(
@@ -61,8 +61,8 @@ def export(images: ReviewedImages, findings: list[Finding], kind: str, out: Path
     return written
 
 
-def _exported(images: ReviewedImages, findings: list[Finding]) -> Iterator[ExportedImage]:
-    by_row: dict[int, list[Finding]] = {}
+def _exported(images: ReviewedImages, findings: list[ReviewFinding]) -> Iterator[ExportedImage]:
+    by_row: dict[int, list[ReviewFinding]] = {}
     for finding in findings:
         if finding.kind != "unreadable":
             by_row.setdefault(finding.row, []).append(finding)
@@ -93,7 +93,7 @@ def _boxes(images: ReviewedImages, image: ExportedImage) -> list[ExportedBox]:
     return list(boxes.values())
 
 
-def _proposed(images: ReviewedImages, image: ExportedImage) -> tuple[str, str, Finding]:
+def _proposed(images: ReviewedImages, image: ExportedImage) -> tuple[str, str, ReviewFinding]:
     """The class in the data, the proposed one and the finding of an image with one class."""
     finding = next((found for found in image.findings if found.kind == "label"), image.findings[0])
     given = images.class_names[images.labels[image.row]]

@@ -1,4 +1,4 @@
-"""What a review finds: a list with a score and a proposed correction for each, which recipes take as a CSV file."""
+"""Findings of a review: a list with a score and a proposed correction for each, which recipes take as a CSV file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SuspectBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReviewFinding:
     """One suspicion about an image: what is likely wrong, and the correction that follows."""
 
     kind: Kind
@@ -61,7 +61,7 @@ class Finding:
     box: SuspectBox | None = None
 
 
-def label_findings(images: ReviewedImages, rows: I64, scores: LabelScores, features: F32 | None) -> list[Finding]:
+def label_findings(images: ReviewedImages, rows: I64, scores: LabelScores, features: F32 | None) -> list[ReviewFinding]:
     """Labels that are likely wrong, of the images `rows` that were judged."""
     names, found = images.class_names, []
     chosen = np.flatnonzero((scores.wrong >= MIN_SCORE) & (scores.best != images.labels[rows]))
@@ -71,7 +71,7 @@ def label_findings(images: ReviewedImages, rows: I64, scores: LabelScores, featu
         is_clear = best >= _MIN_CLEAR
         note = f"{names[scores.best[at]]} with {100 * best:.0f} %" + neighbors(at)
         found.append(
-            Finding(
+            ReviewFinding(
                 "label",
                 row,
                 float(scores.wrong[at]),
@@ -98,7 +98,7 @@ class _neighbor_labels:
         return "; most alike: " + ", ".join(self._images.class_names[label] for label in labels.tolist())
 
 
-def copy_findings(images: ReviewedImages, copies: Sequence[Copy]) -> list[Finding]:
+def copy_findings(images: ReviewedImages, copies: Sequence[Copy]) -> list[ReviewFinding]:
     """Copies within a split, of which the smaller image is left out, and across splits, where training's is."""
     found = []
     for copy in copies:
@@ -110,14 +110,14 @@ def copy_findings(images: ReviewedImages, copies: Sequence[Copy]) -> list[Findin
         note = f"a copy of {images.paths[keep]} in {images.split(keep)}"
         differs = f", which is labeled {kept}" if given != kept else ""
         found.append(
-            Finding(
+            ReviewFinding(
                 "leak" if is_leak else "copy", drop, copy.score, EXCLUDE, given=given, other=keep, note=note + differs
             )
         )
     return _ranked(found)
 
 
-def outlier_findings(images: ReviewedImages, features: F32, is_read: np.ndarray) -> list[Finding]:  # type: ignore[type-arg]
+def outlier_findings(images: ReviewedImages, features: F32, is_read: np.ndarray) -> list[ReviewFinding]:  # type: ignore[type-arg]
     """Images that are unlike all others: far from their neighbors in the features of a network."""
     rows = np.flatnonzero(is_read)
     _, similarities = nearest_neighbors(features[rows], NUM_NEIGHBORS)
@@ -130,7 +130,7 @@ def outlier_findings(images: ReviewedImages, features: F32, is_read: np.ndarray)
         given = "" if images.has_boxes else images.class_names[images.labels[row]]
         note = f"{far:.1f} deviations farther from its neighbors than images usually are"
         score = far / (far + OUTLIER_DEVIATIONS)
-        found.append(Finding("outlier", row, score, EXCLUDE, given=given, note=note))
+        found.append(ReviewFinding("outlier", row, score, EXCLUDE, given=given, note=note))
     return _ranked(found)
 
 
@@ -142,20 +142,20 @@ def robust_deviations(values: F64) -> F64:
     return deviations
 
 
-def unreadable_findings(thumbnails: Thumbnails) -> list[Finding]:
+def unreadable_findings(thumbnails: Thumbnails) -> list[ReviewFinding]:
     """Images that do not decode."""
     rows = np.flatnonzero(~thumbnails.is_read).tolist()
-    return [Finding("unreadable", row, 1.0, EXCLUDE, note=thumbnails.errors[row]) for row in rows]
+    return [ReviewFinding("unreadable", row, 1.0, EXCLUDE, note=thumbnails.errors[row]) for row in rows]
 
 
-def _ranked(findings: Iterable[Finding]) -> list[Finding]:
+def _ranked(findings: Iterable[ReviewFinding]) -> list[ReviewFinding]:
     """The highest score first, ties in the order of the images."""
     return sorted(findings, key=lambda finding: (-finding.score, finding.row))
 
 
-def accept_above(findings: Sequence[Finding], score: float) -> list[Finding]:
+def accept_above(findings: Sequence[ReviewFinding], score: float) -> list[ReviewFinding]:
     """Findings to accept without a human: one per image, and none that needs eyes, as outliers and boxes do."""
-    chosen: dict[int, Finding] = {}
+    chosen: dict[int, ReviewFinding] = {}
     for finding in findings:
         if finding.kind not in AUTOMATIC or finding.score < score:
             continue
@@ -165,7 +165,7 @@ def accept_above(findings: Sequence[Finding], score: float) -> list[Finding]:
     return list(chosen.values())
 
 
-def as_csv(images: ReviewedImages, findings: Sequence[Finding], accepted: Sequence[Finding] = ()) -> bytes:
+def as_csv(images: ReviewedImages, findings: Sequence[ReviewFinding], accepted: Sequence[ReviewFinding] = ()) -> bytes:
     """The list as a CSV file that `data.exclude` and `data.relabel` take: they see the accepted findings alone."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -177,7 +177,7 @@ def as_csv(images: ReviewedImages, findings: Sequence[Finding], accepted: Sequen
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def as_row(images: ReviewedImages, finding: Finding) -> dict[str, str]:
+def as_row(images: ReviewedImages, finding: ReviewFinding) -> dict[str, str]:
     """One finding in the columns of the list, as if it were accepted."""
     return {
         "path": images.paths[finding.row],

@@ -39,14 +39,16 @@ class LabelScores:
 
 def self_confidence(labels: I64, probs: F64) -> F64:
     """The probability of each label [n]."""
-    return probs[np.arange(len(labels)), labels]
+    own: F64 = probs[np.arange(len(labels)), labels]
+    return own
 
 
 def normalized_margin(labels: I64, probs: F64) -> F64:
     """The probability of the label less that of the best other class, scaled from -1..1 to 0..1 [n]."""
     others = probs.copy()
     others[np.arange(len(labels)), labels] = -np.inf
-    return (self_confidence(labels, probs) - others.max(axis=1) + 1) / 2
+    margin: F64 = (self_confidence(labels, probs) - others.max(axis=1) + 1) / 2
+    return margin
 
 
 def confident_joint(labels: I64, probs: F64) -> F64:
@@ -64,7 +66,8 @@ def confident_joint(labels: I64, probs: F64) -> F64:
     joint = np.zeros((num_classes, num_classes))
     np.add.at(joint, (labels[rows], chosen[rows]), 1.0)
     np.fill_diagonal(joint, np.maximum(np.diagonal(joint), 1))
-    return joint * (counts / joint.sum(axis=1))[:, None]
+    scaled: F64 = joint * (counts / joint.sum(axis=1))[:, None]
+    return scaled
 
 
 def judge_labels(labels: I64, probs: F64) -> LabelScores:
@@ -95,7 +98,7 @@ def judge_labels(labels: I64, probs: F64) -> LabelScores:
 
 
 def _normalized(counts: F64) -> F64:
-    """How true classes are labeled [true, label]; no confusion is impossible, but those unseen are rare."""
+    """Probabilities of the labels that true classes get [true, label]; no confusion is impossible, unseen ones are rare."""
     smoothed = counts + _PRIOR / len(counts)
     rows: F64 = smoothed / smoothed.sum(axis=1, keepdims=True)
     return rows

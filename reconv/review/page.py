@@ -16,9 +16,9 @@ from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_bo
 from reconv.report import page
 from reconv.report.markup import Html, data_block, el, join
 from reconv.review.copies import sample_image
-from reconv.review.findings import AUTOMATIC, COLUMNS, KINDS, Finding, Kind, as_row
+from reconv.review.findings import AUTOMATIC, COLUMNS, KINDS, Kind, ReviewFinding, as_row
 from reconv.review.images import ReviewedImages
-from reconv.review.review import LIKELY, LIST_FILE, Review
+from reconv.review.run import LIKELY, LIST_FILE, Review
 
 _SIDE_PX, _BOX_SIDE_PX = 220, 420
 _MAX_PNG_PX = 64  # smaller images are stored as they are
@@ -71,7 +71,7 @@ def _asset(name: str) -> str:
     return (resources.files("reconv.review") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _of_kind(review: Review, kind: Kind) -> list[Finding]:
+def _of_kind(review: Review, kind: Kind) -> list[ReviewFinding]:
     return [finding for finding in review.findings if finding.kind == kind]
 
 
@@ -127,7 +127,7 @@ def _controls() -> Html:
     )
 
 
-def _section(review: Review, kind: Kind, shown: Sequence[Finding], order: dict[int, int], limit: int) -> Html:
+def _section(review: Review, kind: Kind, shown: Sequence[ReviewFinding], order: dict[int, int], limit: int) -> Html:
     findings = [finding for finding in shown if finding.kind == kind]
     if not findings:
         return Html("")
@@ -139,7 +139,7 @@ def _section(review: Review, kind: Kind, shown: Sequence[Finding], order: dict[i
     return page.section(f"{KINDS[kind]} ({total:,})", body, intro=_INTROS[kind] + more)
 
 
-def _figure(images: ReviewedImages, finding: Finding, number: int) -> Html:
+def _figure(images: ReviewedImages, finding: ReviewFinding, number: int) -> Html:
     pictures = [_picture(images, finding.row, finding)]
     if finding.other is not None:
         pictures.append(_picture(images, finding.other, None))
@@ -167,7 +167,7 @@ def _figure(images: ReviewedImages, finding: Finding, number: int) -> Html:
     )
 
 
-def _picture(images: ReviewedImages, row: int, finding: Finding | None) -> Html:
+def _picture(images: ReviewedImages, row: int, finding: ReviewFinding | None) -> Html:
     split = images.split(row)
     caption = split if images.has_boxes else f"{split}, {images.class_names[images.labels[row]]}"
     uri = image_uri(images, row, finding)
@@ -177,7 +177,7 @@ def _picture(images: ReviewedImages, row: int, finding: Finding | None) -> Html:
     return el("div", None, el("img", {"src": uri[0], "alt": "", "class": uri[1] and "crisp", "loading": "lazy"}), small)
 
 
-def image_uri(images: ReviewedImages, row: int, finding: Finding | None) -> tuple[str, bool] | None:
+def image_uri(images: ReviewedImages, row: int, finding: ReviewFinding | None) -> tuple[str, bool] | None:
     """An image as a data URI, and whether it is so small that its pixels are shown; None if it cannot be read."""
     try:
         image = sample_image(images.sample(row))
@@ -197,7 +197,7 @@ def image_uri(images: ReviewedImages, row: int, finding: Finding | None) -> tupl
     return f"data:image/{kind};base64,{b64encode(content.getvalue()).decode()}", is_small
 
 
-def _with_boxes(image: Image.Image, finding: Finding) -> Image.Image:
+def _with_boxes(image: Image.Image, finding: ReviewFinding) -> Image.Image:
     box = finding.box
     assert box is not None
     detected = box.box_xyxy if box.problem == "missing" else box.detected_xyxy

@@ -81,11 +81,16 @@ def test_all_documented_commands_exist() -> None:
     ]
     assert sorted(reconv.commands) == sorted(expected)
     assert {("recipes", "show"), ("recipes", "explain"), ("recipes", "fields"), ("recipes", "schema")} <= set(COMMANDS)
-    assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert"), ("data", "index")} <= set(
-        COMMANDS
-    )
+    assert {
+        ("data", "get"),
+        ("data", "check"),
+        ("data", "show"),
+        ("data", "convert"),
+        ("data", "index"),
+        ("data", "review"),
+    } <= set(COMMANDS)
     assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(COMMANDS)
-    assert len(COMMANDS) == 1 + len(expected) + 12
+    assert len(COMMANDS) == 1 + len(expected) + 13
 
 
 def test_help_and_version_import_nothing_heavy_and_help_shows_examples() -> None:

@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score
 from reconv.review import neighbors
 from reconv.review.exports import export
 from reconv.review.labels import confident_joint, judge_labels, normalized_margin, self_confidence
-from reconv.review.review import Review, ReviewOptions, review
+from reconv.review.run import Review, ReviewOptions, review
 
 
 def example(seed: int, num_classes: int = 7) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,13 +9,15 @@ from reconv.data.dataset import Dataset
 from reconv.detection.annotation import make_annotation
 from reconv.metrics.detection_matches import ImageDetections
 from reconv.review.boxes import box_findings
-from reconv.review.findings import Finding
+from reconv.review.findings import ReviewFinding
 from reconv.review.images import ReviewedImages
 
 TRUTH = [(10, 10, 50, 50), (60, 60, 90, 90)]
 
 
-def found_in(detections: list[tuple[tuple[int, int, int, int], float, int]], **flags: list[bool]) -> list[Finding]:
+def found_in(
+    detections: list[tuple[tuple[int, int, int, int], float, int]], **flags: list[bool]
+) -> list[ReviewFinding]:
     truth = make_annotation(TRUTH, [0, 1], "a.jpg", 100, 100, **flags)
     boxes, scores, labels = zip(*detections, strict=True)
     image = ImageDetections(0, truth, np.array(boxes, float), np.array(scores), np.array(labels))

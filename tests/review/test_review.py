@@ -19,7 +19,7 @@ from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
 from reconv.recipe.parts.data import DataConfig
 from reconv.review.images import open_images
-from reconv.review.review import Review, ReviewOptions, review
+from reconv.review.run import Review, ReviewOptions, review
 
 QUICK = [("length", "60step", "test"), ("schedule.warmup", "5step", "test")]
 

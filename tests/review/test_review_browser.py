@@ -17,7 +17,7 @@ from reconv.data.dataset import all_targets
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.recipe.parts.data import DataConfig
 from reconv.review.page import render
-from reconv.review.review import ReviewOptions, review
+from reconv.review.run import ReviewOptions, review
 
 pytestmark = pytest.mark.browser
 

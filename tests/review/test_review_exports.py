@@ -18,7 +18,7 @@ from reconv.recipe.parts.data import DataConfig
 from reconv.review.boxes import box_findings
 from reconv.review.exports import export
 from reconv.review.images import open_images
-from reconv.review.review import Review, ReviewOptions, review
+from reconv.review.run import Review, ReviewOptions, review
 
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}
 BOX = {"type": "array", "items": NUMBER, "minItems": 4, "maxItems": 4}

@@ -25,7 +25,7 @@ from reconv.review.copies import find_copies, make_thumbnails
 from reconv.review.evidence import Evidence, Training
 from reconv.review.findings import (
     KINDS,
-    Finding,
+    ReviewFinding,
     accept_above,
     as_csv,
     copy_findings,
@@ -47,7 +47,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReviewOptions:
-    """What is reviewed, and by what evidence."""
+    """Options of a review: the data, and the evidence to judge it by."""
 
     source: str  # data, or a run for its own data
     out: Path
@@ -82,8 +82,8 @@ class Review:
     source: str
     evidence: Evidence
     scores: LabelScores | None
-    findings: Sequence[Finding]
-    accepted: Sequence[Finding]
+    findings: Sequence[ReviewFinding]
+    accepted: Sequence[ReviewFinding]
     classes: Sequence[ClassRow]
     wall_s: float
 
@@ -200,7 +200,7 @@ def _from_other_run(options: ReviewOptions, images: ReviewedImages, folds: int, 
     return gather.from_weights(images, FeatureNetwork.of_predictor(predictor), folds, seed, options.run)
 
 
-def _label_findings(images: ReviewedImages, found: Evidence) -> tuple[LabelScores | None, list[Finding]]:
+def _label_findings(images: ReviewedImages, found: Evidence) -> tuple[LabelScores | None, list[ReviewFinding]]:
     if found.probs is None:
         return None, []
     rows = gather.judged_rows(images, found.probs)
