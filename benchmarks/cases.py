@@ -231,6 +231,12 @@ def review_rows(content: Any) -> Iterator[Row]:
         is_time = name in names
         values = [run[name] * (1 if is_time else 100) for run in runs]
         yield spread(names.get(name, name), values, "s" if is_time else "%")
+    accuracies = [f"accuracy, {labels} labels" for labels in ("true", "flipped", "corrected")]
+    if accuracies[0] in runs[0]:
+        true, flipped, corrected = (statistics.fmean(run[name] for run in runs) for name in accuracies)
+        yield Row(
+            name="lost accuracy regained, of means", value=100 * (corrected - flipped) / (true - flipped), unit="%"
+        )
 
 
 def spread(name: str, values: list[float], unit: str, more: Mapping[str, str] | None = None) -> Row:

@@ -102,7 +102,7 @@ def opened(section: DataConfig, path: str | None, split: Any) -> ReviewedImages:
     return ReviewedImages.of({"train": open_dataset(section.source, root, split, section)}, root)
 
 
-def flip(images: ReviewedImages, split: str, share: float, seed: int, file: Path) -> tuple[I64, np.ndarray]:  # type: ignore[type-arg]
+def flip(images: ReviewedImages, split: str, share: float, seed: int, file: Path) -> tuple[I64, np.ndarray]:
     """Write a list that gives a share of the images another class; the true classes, and which are flipped."""
     rng, num_classes = np.random.default_rng(seed), len(images.class_names)
     wrong = np.zeros(len(images), bool)
@@ -123,7 +123,7 @@ def corrections(images: ReviewedImages, scores: LabelScores, split: str) -> str:
     return "".join(f'"{images.paths[row]}",{split},relabel,{images.class_names[scores.best[row]]}\n' for row in rows)
 
 
-def precision_and_recall(score: np.ndarray, wrong: np.ndarray) -> dict[str, float]:  # type: ignore[type-arg]
+def precision_and_recall(score: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
     """Precision and recall of the flips: at fixed values of the other, and where labels are likely wrong."""
     hits = np.cumsum(wrong[np.argsort(-score, kind="stable")])
     precision, recall = hits / np.arange(1, len(hits) + 1), hits / wrong.sum()
@@ -158,9 +158,7 @@ def accuracies(
             device=options.device,
         )
         values[f"accuracy, {name} labels"] = float(result.value or 0.0)
-    lost = values["accuracy, true labels"] - values["accuracy, flipped labels"]
-    back = values["accuracy, corrected labels"] - values["accuracy, flipped labels"]
-    return {**values, "lost accuracy regained": back / lost if lost > 0 else 0.0}
+    return values
 
 
 if __name__ == "__main__":

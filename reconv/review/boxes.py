@@ -97,7 +97,7 @@ def _of_image(image: ImageDetections, names: Sequence[str]) -> Iterator[tuple[fl
 def _is_first(image: ImageDetections, at: int) -> bool:
     """True if no better-scored detection is in the same place."""
     overlap = _iou(image.boxes_xyxy[at : at + 1], image.boxes_xyxy[:at])
-    return overlap.max(initial=0.0) < MATCH_IOU
+    return bool(overlap.max(initial=0.0) < MATCH_IOU)
 
 
 def _iou(a_xyxy: F64, b_xyxy: F64) -> F64:

@@ -162,7 +162,7 @@ def _correlations(thumbnails: Thumbnails, pairs: I64, device: str) -> F64:
         for ordered in (pairs, pairs[:, ::-1]):
             likely, scales = _search_all(small, ordered, device)
             for row in np.flatnonzero((likely >= MIN_COARSE) & (best < MIN_CORRELATION)).tolist():
-                best[row] = _confirm(thumbnails, *ordered[row].tolist(), scales[row], is_square=is_square)
+                best[row] = _confirm(thumbnails, ordered[row], scales[row], is_square=is_square)
     return best
 
 
@@ -232,12 +232,12 @@ def _best_match(templates: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     return correlation.flatten(1).max(1)
 
 
-def _confirm(thumbnails: Thumbnails, inside: int, around: int, scale: float, *, is_square: bool) -> float:
-    """The correlation of an image with the best region of another, if colors and details agree as well, else 0.
+def _confirm(thumbnails: Thumbnails, pair: I64, scale: float, *, is_square: bool) -> float:
+    """The correlation of the first image with a region of the second if colors and details agree as well, else 0.
 
     Sizes around `scale` are tried, at which half the size correlates best.
     """
-    template, image = _image(thumbnails, inside, is_square), _image(thumbnails, around, is_square)
+    template, image = (_image(thumbnails, row, is_square) for row in pair.tolist())
     best = (0.0, template, image)
     for _, small in _at_scales(template, image, [scale * finer for finer in _FINER]):
         [value], [at] = _best_match(small, image)

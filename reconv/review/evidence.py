@@ -77,9 +77,9 @@ def from_predictions(images: ReviewedImages, files: Sequence[Path]) -> Evidence:
         if unknown:
             raise DataError(f"{unknown[0]!r} is no class of the data", where=str(file), hint="give the data of the run")
         for path, target, predicted, score, loss, split in zip(*table.columns().values(), strict=True):
-            row = next((by_name[n, split] for n in (path, os.path.abspath(path)) if (n, split) in by_name), None)
-            if row is not None:
-                probs[row] = _spread(len(classes), classes[target], math.exp(-loss), classes[predicted], score)
+            found = next((by_name[n, split] for n in (path, os.path.abspath(path)) if (n, split) in by_name), None)
+            if found is not None:
+                probs[found] = _spread(len(classes), classes[target], math.exp(-loss), classes[predicted], score)
     if not probs.any():
         raise DataError("none of the predictions is of an image of the data", where=", ".join(map(str, files)))
     num_known = int(probs.any(axis=1).sum())
@@ -94,7 +94,8 @@ def _spread(num_classes: int, target: int, target_score: float, predicted: int, 
     row = np.full(num_classes, left / max(1, num_classes - len(known)))
     for label, value in known.items():
         row[label] = value
-    return row / row.sum()
+    normalized: F64 = row / row.sum()
+    return normalized
 
 
 def from_weights(images: ReviewedImages, network: FeatureNetwork, folds: int, seed: int, name: str) -> Evidence:

@@ -108,7 +108,7 @@ def _label_studio(images: ReviewedImages, exported: list[ExportedImage]) -> Mapp
     options = "".join(f'<{option} value="{escape(label)}"/>' for label in images.class_names)
     controls = f'<{control} name="{name}" toName="image">{options}</{control}>'
     config = f'<View><Image name="image" value="$image"/>{controls}</View>'
-    tasks = []
+    tasks: list[dict[str, Any]] = []
     for image in exported:
         boxes = _boxes(images, image) if images.has_boxes else []
         result: list[dict[str, Any]] = [_rectangle(box, image) for box in boxes]
@@ -116,13 +116,9 @@ def _label_studio(images: ReviewedImages, exported: list[ExportedImage]) -> Mapp
             choices = {"choices": [_proposed(images, image)[1]]}
             result = [{"from_name": _CLASS, "to_name": "image", "type": "choices", "value": choices}]
         score = max(finding.score for finding in image.findings)
-        tasks.append(
-            {
-                "data": {"image": f"/data/local-files/?d={quote(image.file.lstrip('/'), errors='surrogateescape')}",
-                         **_about(images, image)},
-                "predictions": [{"model_version": MODEL, "score": round(score, 4), "result": result}],
-            }
-        )  # fmt: skip
+        url = f"/data/local-files/?d={quote(image.file.lstrip('/'), errors='surrogateescape')}"
+        predictions = [{"model_version": MODEL, "score": round(score, 4), "result": result}]
+        tasks.append({"data": {"image": url, **_about(images, image)}, "predictions": predictions})
     return {"label-studio.json": tasks, "label-studio.xml": config}
 
 

@@ -117,7 +117,7 @@ def copy_findings(images: ReviewedImages, copies: Sequence[Copy]) -> list[Review
     return _ranked(found)
 
 
-def outlier_findings(images: ReviewedImages, features: F32, is_read: np.ndarray) -> list[ReviewFinding]:  # type: ignore[type-arg]
+def outlier_findings(images: ReviewedImages, features: F32, is_read: np.ndarray) -> list[ReviewFinding]:
     """Images that are unlike all others: far from their neighbors in the features of a network."""
     rows = np.flatnonzero(is_read)
     _, similarities = nearest_neighbors(features[rows], NUM_NEIGHBORS)

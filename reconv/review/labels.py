@@ -98,7 +98,7 @@ def judge_labels(labels: I64, probs: F64) -> LabelScores:
 
 
 def _normalized(counts: F64) -> F64:
-    """Probabilities of the labels that true classes get [true, label]; no confusion is impossible, unseen ones are rare."""
+    """Probabilities of labels by true class [true, label]; confusions that were not seen are rare, not impossible."""
     smoothed = counts + _PRIOR / len(counts)
     rows: F64 = smoothed / smoothed.sum(axis=1, keepdims=True)
     return rows

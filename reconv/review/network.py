@@ -160,7 +160,7 @@ def _fit_head(x: Tensor, y: Tensor, num_classes: int, decay: float) -> Callable[
         loss.backward()
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)
     with torch.no_grad():
         head_weight, head_bias = weight.detach().clone(), bias.detach().clone()
     return lambda rows: (rows @ head_weight + head_bias).double().softmax(1)

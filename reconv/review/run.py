@@ -230,7 +230,7 @@ def class_rows(images: ReviewedImages, found: Evidence, scores: LabelScores | No
     return rows
 
 
-def _counts(images: ReviewedImages, split: Split) -> np.ndarray:  # type: ignore[type-arg]
+def _counts(images: ReviewedImages, split: Split) -> np.ndarray:
     """The number of images, or of boxes, of each class in a split."""
     num_classes, dataset = len(images.class_names), images.datasets.get(split)
     if dataset is None:
