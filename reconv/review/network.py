@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from reconv.build.data import build_eval_loader
 from reconv.build.derived_recipe import load_derived
 from reconv.build.head_features import head_layer
-from reconv.build.model import build_network
-from reconv.build.preprocess import build_eval_preprocess
+from reconv.build.model import build_eval_preprocess, build_network
 from reconv.build.saved_model import find_weights
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.core.machine import Machine, cores_per_process
