@@ -224,7 +224,7 @@ def pause_rows(content: Any) -> Iterator[Row]:
 
 
 def review_rows(content: Any) -> Iterator[Row]:
-    """Flips that are found and accuracies, from the JSON of `benchmarks.data_review`."""
+    """Flips that are found and accuracies, from the JSON of `benchmarks.data.review`."""
     runs = content["runs"]
     names = {"cpu_s": "CPU seconds"}
     for name in runs[0]:
@@ -450,7 +450,7 @@ CASES = {
         Case(
             name="data-review-cpu",
             title="10 % flipped labels, found by networks trained in five folds",
-            command="python -m benchmarks.data_review digits --recipe quickstart --set length=10ep --train"
+            command="python -m benchmarks.data.review digits --recipe quickstart --set length=10ep --train"
             " --json {json}",
             hardware="cpu",
             sources=("reconv/review",),
@@ -461,7 +461,7 @@ CASES = {
         Case(
             name="data-review-features-cpu",
             title="10 % flipped labels of CIFAR-10's test images, found by the features of a trained ResNet-20",
-            command="python -m benchmarks.data_review {data} --split val --init resnet20-12fca82f.th"
+            command="python -m benchmarks.data.review {data} --split val --init resnet20-12fca82f.th"
             " --set model.name=resnet20_cifar --set data.preprocess.resize=null"
             " --set data.preprocess.mean=[0.485,0.456,0.406] --set data.preprocess.std=[0.229,0.224,0.225]"
             " --json {json}",
@@ -475,7 +475,7 @@ CASES = {
         Case(
             name="data-review-h200",
             title="10 % flipped labels of CIFAR-10, found by five folds of cifar10-fast",
-            command="python -m benchmarks.data_review {data} --recipe cifar10-fast --train --json {json}",
+            command="python -m benchmarks.data.review {data} --recipe cifar10-fast --train --json {json}",
             data="CIFAR-10's binary files",
             hardware="cuda",
             sources=("reconv/review",),

@@ -1,6 +1,6 @@
 """Flip labels, find them again, and train on what is left: precision, recall, and the accuracy that comes back.
 
-python -m benchmarks.data_review SOURCE [--recipe RECIPE] [--init WEIGHTS] [--split train] [--flipped 0.1] [--seeds 3]
+python -m benchmarks.data.review SOURCE [--recipe RECIPE] [--init WEIGHTS] [--split train] [--flipped 0.1] [--seeds 3]
     [--first-seed 0] [--folds 5] [--train] [--set A.B=V] [--json FILE]
 
 The labels that are flipped get any other class with equal probability. With --train, RECIPE is trained on the true
