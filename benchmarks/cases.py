@@ -456,7 +456,7 @@ CASES = {
             sources=("reconv/review",),
             rows=review_rows,
             value="value",
-            label=("of", "digits, five folds of quickstart, 10 epochs"),
+            label=("of", "digits"),
         ),
         Case(
             name="data-review-features-cpu",
@@ -470,7 +470,7 @@ CASES = {
             sources=("reconv/review",),
             rows=review_rows,
             value="value",
-            label=("of", "CIFAR-10, features of a ResNet-20"),
+            label=("of", "CIFAR-10"),
         ),
         Case(
             name="data-review-h200",

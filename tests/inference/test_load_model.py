@@ -8,7 +8,7 @@ import safetensors.torch
 from PIL import Image
 
 import reconv
-from reconv.build.saved_model import _read_recipe, read_saved_model
+from reconv.build.saved_model import read_saved_model, recipe_of_state
 from reconv.build.weights_file import published_model
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.checkpoint.locate import LocatedWeights, locate
@@ -22,7 +22,7 @@ from reconv.trainer.callbacks.checkpoint_average import average
 
 def test_a_recipe_of_another_version_is_a_checkpoint_error() -> None:
     with pytest.raises(CheckpointError, match="cannot read the recipe") as exc_info:
-        _read_recipe({"optimizer": {"kind": "sgd"}, "records": ["csv"]}, Path("step-000000010"))
+        recipe_of_state({"recipe": {"optimizer": {"kind": "sgd"}, "records": ["csv"]}}, Path("step-000000010"))
     assert exc_info.value.code == ExitCode.CHECKPOINT and "2 fields" in str(exc_info.value)
 
 

@@ -78,7 +78,7 @@ def test_a_torchvision_checkpoint_holds_tensors_alone(weights: Path, tmp_path: P
 
 def test_a_torchvision_checkpoint_needs_no_torchvision(tmp_path: Path) -> None:
     weights = write_weights(tmp_path / "weights.safetensors", example_recipe("resnet10", options={"width": 8}))
-    with pytest.raises(UsageError, match="torchvision has no network like"):
+    with pytest.raises(UsageError, match="torchvision has no model like"):
         reconv.export(weights, to="torchvision-pth", out=tmp_path / "out", images=tmp_path)
     weights = write_weights(tmp_path / "weights.safetensors", example_recipe("mobilenet_v2"))
     result = reconv.export(
