@@ -33,6 +33,7 @@ from reconv.storage.remote_tree import local_data_path
 
 _GET = "reconv data get cifar10"
 _LEVELS_DOWN = 2
+_HAS_TRAIN = "it has train/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
     """The data at `path` or up to two levels below it; `wanted` restricts the kind."""
     path = local_data_path(path)
     _check_folder(path)
+    if wanted == "folder" and _is_folder_with_train(path):
+        return DetectedDataset("folder", path, _HAS_TRAIN)
     candidates = [found for found in _candidates(path) if wanted in ("auto", found.kind)]
     if not candidates:
         raise _not_detected(path, wanted)
@@ -83,6 +86,12 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
             hint=f"choose one: --data {others[0].path}",
         )
     return candidates[0]
+
+
+def _is_folder_with_train(path: Path) -> bool:
+    """True if train/ holds folders of images, which are classes in every format but YOLO's."""
+    train = split_folder(path, "train")
+    return train is not None and has_class_folders(train) and detect_yolo(path) is None
 
 
 def _candidates(path: Path) -> list[DetectedDataset]:
@@ -156,7 +165,7 @@ def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
     if tables:
         yield DetectedDataset("csv", folder, describe_table(folder / tables[0]))
     if train is not None and (inner or not (shards or tables)):
-        yield DetectedDataset("folder", folder, "it has train/")
+        yield DetectedDataset("folder", folder, _HAS_TRAIN)
 
 
 def _detect_unsplit(folder: Path) -> Iterator[DetectedDataset]:
