@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator
 from reconv.core.errors import UsageError
 from reconv.recipe.load.extends import PATH_FIELDS
 from reconv.recipe.schema import Recipe
-from reconv.storage.given_addresses import is_address, is_given, remember_address
+from reconv.storage.given_addresses import is_given, remember_address
+from reconv.storage.object_stores.store import is_address
 
 _OPTIONS = {"data.path": "--data"}
 

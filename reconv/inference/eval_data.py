@@ -19,8 +19,8 @@ from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.dataset_factory import relabel
 from reconv.recipe.schema import Recipe
 from reconv.storage.bounded import real_path
-from reconv.storage.given_addresses import is_address, remember_address
-from reconv.storage.object_stores.store import is_url
+from reconv.storage.given_addresses import remember_address
+from reconv.storage.object_stores.store import is_address, is_url
 
 _NUM_SHOWN = 5
 

@@ -22,7 +22,8 @@ from reconv.recipe.load.extends import PATH_FIELDS, absolute_path
 from reconv.recipe.parts.code import references_in
 from reconv.storage import read_limits
 from reconv.storage.bounded import open_file, parse_shallow_json, read_json_object
-from reconv.storage.given_addresses import is_address, is_given
+from reconv.storage.given_addresses import is_given
+from reconv.storage.object_stores.store import is_address
 
 MAX_ENTRIES = 100_000  # of a folder
 _MAX_DEPTH = 32

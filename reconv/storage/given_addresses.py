@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 
 from reconv.storage.bounded import read_bytes
 from reconv.storage.cache import cache_dir
-from reconv.storage.object_stores.store import SCHEMES
+from reconv.storage.object_stores.store import ADDRESS
 
 _FILE = "addresses.txt"  # an address in each line; without it the user is asked again
 _MAX_BYTES = 1 << 20
-_ADDRESS = re.compile(rf"({'|'.join((*SCHEMES, 'hf'))}):/(.*)", re.DOTALL)
-
-
-def is_address(text: object) -> bool:
-    """True if reading from this path asks a server, or reads a `file:` address."""
-    return _ADDRESS.fullmatch(str(text)) is not None
 
 
 def remember_address(url: str) -> None:
@@ -39,6 +32,6 @@ def is_given(url: str) -> bool:
 
 def _normal(url: str) -> bytes:
     """The address on one line, without a slash at its end; a `Path` has lost one of its slashes."""
-    found = _ADDRESS.fullmatch(url)
+    found = ADDRESS.fullmatch(url)
     text = url if found is None else f"{found[1]}://{found[2].lstrip('/')}"
     return os.fsencode(text.rstrip("/").encode("unicode_escape").decode())

@@ -13,6 +13,7 @@ from reconv.core.errors import UsageError
 # Scheme -> the extra that installs its package; empty if nothing else is needed.
 SCHEMES = {"s3": "s3", "gs": "gcs", "az": "azure", "https": "", "http": "", "file": "", "memory": ""}
 _URL = re.compile(rf"({'|'.join(SCHEMES)}):(?:/(/?)(.*))?", re.DOTALL)  # `Path("s3://")` is s3:
+ADDRESS = re.compile(rf"({'|'.join((*SCHEMES, 'hf'))}):/(.*)", re.DOTALL)  # also of a Hub
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._:$-]*")  # colons: the ARN of an access point
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?")
 _WEB = ("https", "http")
@@ -62,6 +63,11 @@ class ObjectStore(Protocol):
 def is_url(text: object) -> bool:
     """True if a text or path is an address in a store."""
     return _URL.fullmatch(str(text)) is not None
+
+
+def is_address(text: object) -> bool:
+    """True if reading from this path asks a server, or reads a `file:` address."""
+    return ADDRESS.fullmatch(str(text)) is not None
 
 
 def as_url(text: object) -> str:

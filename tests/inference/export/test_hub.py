@@ -23,8 +23,9 @@ from reconv.exporters.hub import push
 from reconv.models import build_model
 from reconv.recipe.schema import Recipe
 from reconv.storage import hub as hub_module
-from reconv.storage.given_addresses import is_address, is_given
+from reconv.storage.given_addresses import is_given
 from reconv.storage.hub import HubClient, HubRepo
+from reconv.storage.object_stores.store import is_address
 
 
 @pytest.fixture
