@@ -21,6 +21,7 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.models.activation_checkpoint import (
     activation_bytes_per_image,
 )
+from reconv.models.architecture import ReconvModel
 from reconv.models.external import check_image_sizes
 from reconv.models.pipeline_split import check_splits
 from reconv.models.ssd import SSD
@@ -99,7 +100,8 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
     if names_code(recipe.model.name):
         _check_logits(model, recipe, num_classes)
     sizes = {recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.size}
-    check_image_sizes(model, recipe.data.preprocess.channels, sizes)
+    if not isinstance(model, ReconvModel):
+        check_image_sizes(model, recipe.data.preprocess.channels, sizes)
     decay_groups(model, recipe.optimizer.weight_decay_exclude)
     build_activation_checkpointing(model, recipe, torch.float32)
     if recipe.parallel.pipeline_stages > 1:

@@ -66,8 +66,6 @@ def read_list(file: Path, action: str) -> list[ListedImage]:
 
 def correct(dataset: Dataset, data: DataConfig, root: Path | None, split: Split) -> Dataset:
     """The dataset without the images of `data.exclude`, and with the labels of `data.relabel`."""
-    if data.exclude is None and data.relabel is None:
-        return dataset
     names = _names(dataset, root)
     kept = np.ones(len(dataset), bool)
     kept[list(_listed(data.exclude, EXCLUDE, names, root, split))] = False

@@ -52,9 +52,6 @@ def cpu_affinity(
     local_world_size: int = 1,
 ) -> Iterator[str]:
     """Bind this process to the cores of `engine.cpu_affinity` until the block ends; yield a note for the log."""
-    if requested == "any":
-        yield ""
-        return
     if not sys.platform.startswith("linux"):
         raise UsageError(
             "processes cannot be bound to cores on this system",

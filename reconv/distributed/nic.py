@@ -14,10 +14,8 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 
 
-def choose_nic(requested: str | None) -> None:
+def choose_nic(requested: str) -> None:
     """Make all backends use the interface of this name, or the one with an address in this network."""
-    if requested is None:
-        return
     name = find_nic(requested, interface_addresses())
     for variable in VARIABLES:
         os.environ[variable] = name

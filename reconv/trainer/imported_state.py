@@ -62,11 +62,8 @@ def _onto(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str,
     return {name: tensors.get(name, tensor) for name, tensor in own.items()}
 
 
-def import_state(recipe: Recipe, plan: Plan) -> ImportedState | None:
-    """The state that `model.resume_from` names; None where the recipe names none."""
-    if recipe.model.resume_from is None:
-        return None
-    path = Path(recipe.model.resume_from)
+def import_state(path: Path, recipe: Recipe, plan: Plan) -> ImportedState:
+    """The state in the checkpoint that `model.resume_from` names."""
     state = _read_own(path, plan.num_train) if path.is_dir() else read_training_state(path)
     model = build_meta_model(recipe, plan.num_classes)
     _check_weights(model, state)

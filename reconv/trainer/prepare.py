@@ -115,7 +115,8 @@ def prepare_run(
     phases = PhaseTimer(process_start_s() if args.command else None)  # in Python the process is not ours
     phases.enter(Phase.DEVICE)
     _check_address_space()
-    choose_nic(args.nic)
+    if args.nic is not None:
+        choose_nic(args.nic)
     kind = device_kind(args.device)
     if kind == "cuda":
         import_triton()
@@ -143,28 +144,28 @@ def prepare_run(
         existing, restore_point, notes = _open_existing(args, recipe, lookup, datasets, process_group, stack)
         with phases.during(Phase.DEVICE):
             pci_address = open_device(args.device, local_rank=launch_env.local_rank).pci_address
-        affinity_note = stack.enter_context(
-            cpu_affinity(
+        if recipe.engine.cpu_affinity != "any":
+            binding = cpu_affinity(
                 recipe.engine.cpu_affinity,
                 pci_address,
                 local_rank=launch_env.local_rank,
                 local_world_size=launch_env.local_world_size,
             )
-        )
+            notes = (*notes, stack.enter_context(binding))
         facts = _plan_facts(recipe, datasets, process_group, restore_point.state, args.device)
         plan = make_plan(recipe, facts, resolved.lines)
         check_worker_memory(plan, recipe, launch_env.local_world_size, available_memory_bytes(Machine()))
-        if not restore_point.is_resumed and (existing is None or not existing.is_finished):
-            imported = process_group.on_rank0(lambda: import_state(recipe, plan))
+        source, is_new = recipe.model.resume_from, existing is None or not existing.is_finished
+        if source is not None and is_new and not restore_point.is_resumed:
+            imported = process_group.on_rank0(lambda: import_state(Path(source), recipe, plan))
             restore_point = replace(restore_point, imported=imported)
-            notes = (*notes, *(imported.notes if imported is not None else ()))
+            notes = (*notes, *imported.notes)
         restore_point.check_step(plan.total_steps)
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         with phases.during(Phase.DEVICE):
             device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
             configure_algorithms(device, recipe.engine, plan.total_steps)
-        notes = (*notes, affinity_note) if affinity_note else notes
         yield PreparedRun(
             recipe=recipe,
             plan=plan,
@@ -357,7 +358,7 @@ def resolve_recipe(args: RunOptions, lookup: ResumeLookup | None = None, *, meas
     else:
         remember_addresses(recipe, ["data.path"])
     require_packages(recipe.loggers)
-    if not args.resume:  # a resumed run no longer needs its initial weights
+    if recipe.model.init is not None and not args.resume:  # a resumed run no longer needs its initial weights
         check_weights_readable(recipe)
     return replace(resolved, recipe=recipe)
 

@@ -95,7 +95,7 @@ def _open_corrected(
     """A split with what a review has changed."""
     dataset = _open_multilabel(kind, path, split, data) if multilabel else _open(kind, path, split, data, boxes)
     check_class_names(dataset.class_names, "" if path is None else str(path))
-    return correct(dataset, data, path, split)
+    return dataset if data.exclude is None and data.relabel is None else correct(dataset, data, path, split)
 
 
 def with_background(dataset: Dataset) -> Dataset:
