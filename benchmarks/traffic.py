@@ -3,7 +3,8 @@
     python -m benchmarks.traffic [step|setup|predict|resume|closure]
 
 A file is crossed if one of its functions is entered in any thread. What runs while a module is imported is not counted,
-nor are the callbacks and log lines of a training loop around a step. Each flow runs in a process of its own, on the CPU
+from the search for its file, which asks our hook for folders of custom code, to the end of its body; nor are the
+callbacks and log lines of a training loop around a step. Each flow runs in a process of its own, on the CPU
 and with a folder of JPEG files. `closure` counts the modules that the predictor imports, and those after a prediction.
 """
 
@@ -37,6 +38,9 @@ _SETTINGS = {
 }
 
 
+_IMPORT = "_find_and_load", "<frozen importlib._bootstrap>"
+
+
 class Crossed:
     """The files whose functions were entered while recording, in order of the first call."""
 
@@ -51,7 +55,7 @@ class Crossed:
         self._window: tuple[CodeType, int, int] | None = None
         self._main = threading.get_ident()
         self.is_recording = False
-        self._imports = threading.local()  # depth of module bodies in each thread
+        self._imports = threading.local()  # depth of imports in each thread
 
     def observe(self) -> None:
         """Observe every thread from now on; `is_recording` and the regions decide what counts."""
@@ -67,7 +71,7 @@ class Crossed:
         is_main = threading.get_ident() == self._main
         if code in self._regions and is_main:
             self._depth += {"call": 1, "return": -1}[event]
-        if code.co_name == "<module>":
+        if code.co_name == "<module>" or (code.co_name, code.co_filename) == _IMPORT:
             self._imports.depth = getattr(self._imports, "depth", 0) + {"call": 1, "return": -1}.get(event, 0)
         is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not getattr(self._imports, "depth", 0)
         is_ours = is_function and code.co_filename.startswith(self._root)
