@@ -63,8 +63,10 @@ def predict_in_ranks(args: PredictArgs, devices: int | None, log: LogFunction) -
 
     An image that cannot be read has its error as its prediction.
     """
-    if not must_launch(devices, read_launch_env()):
-        return _predict(args, log)
+    launch_env = read_launch_env()
+    if not must_launch(devices, launch_env):
+        is_shared = launch_env.world_size > 1 or args.journal_dir is not None
+        return _predict_in_parts(args, log) if is_shared else _predict_at_once(args, log)
     assert devices is not None
     from reconv.distributed.launcher import launch  # imports torch's launcher, which a single process does not need
 
@@ -74,11 +76,26 @@ def predict_in_ranks(args: PredictArgs, devices: int | None, log: LogFunction) -
     read_saved_model(  # asks for trust where it must
         located, weights=options["weights"], recipe=options["recipe"], trust_code=consent
     )
-    return launch(devices, _predict, replace(args, options={**options, "trust_code": consent}), log)
+    return launch(devices, _predict_in_parts, replace(args, options={**options, "trust_code": consent}), log)
 
 
-def _predict(args: PredictArgs, log: LogFunction) -> SharedPredictions:
-    """Predict in this process, one of those that share the images."""
+def _predict_at_once(args: PredictArgs, log: LogFunction) -> SharedPredictions:
+    """Predict in this process alone, which keeps nothing for another try."""
+    predictions = predict(
+        args.run,
+        args.paths,
+        top=args.top,
+        min_score=args.min_score,
+        save_images=args.save_images,
+        skip_bad=True,
+        log=log,
+        **args.options,
+    )
+    return SharedPredictions(predictions, sum(bool(found.error) for found in predictions), len(predictions))
+
+
+def _predict_in_parts(args: PredictArgs, log: LogFunction) -> SharedPredictions:
+    """Predict in this process, one of those that share the images, or whose finished parts outlive a kill."""
     options = args.options
     with joined_ranks(device_kind(options["device"])) as ranks:
         if ranks.world_size > 1:
