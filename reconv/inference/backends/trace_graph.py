@@ -76,7 +76,8 @@ def trace_graph(model: nn.Module, images: Tensor) -> fx.GraphModule:
         recorder = _Recorder(images)
         with recorder:
             outputs = model(images)
-    name_in_graphs(type(outputs))
+    if isinstance(outputs, tuple):
+        name_in_graphs(type(outputs))
     recorder.graph.output(recorder.as_nodes(outputs))
     recorder.graph.eliminate_dead_code()
     return fx.GraphModule(recorder.constants, recorder.graph)
