@@ -58,10 +58,11 @@ def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
         return build_recipe_model(recipe, num_classes)
 
 
-def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0) -> nn.Module:
+def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0, *, initializes: bool = True) -> nn.Module:
     """The recipe's network on the default device, initialized from a seed."""
     options = model_options(recipe, num_classes)
-    return build_model(recipe.model.name, seed=seed, image_shape=image_shape(recipe), **options)
+    shape = image_shape(recipe)
+    return build_model(recipe.model.name, seed=seed, image_shape=shape, initializes=initializes, **options)
 
 
 def build_activation_checkpointing(
@@ -151,9 +152,9 @@ def _fuse(model: nn.Module) -> int:
     return fuse(model)
 
 
-def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
-    """The recipe's model on the device, initialized from its seed."""
-    model = build_recipe_model(recipe, num_classes, seed=recipe.seed)
+def build_network(recipe: Recipe, num_classes: int, device: Device, *, initializes: bool = True) -> Network:
+    """The recipe's model on the device, initialized from its seed unless all of its weights are loaded afterwards."""
+    model = build_recipe_model(recipe, num_classes, seed=recipe.seed, initializes=initializes)
     precision = build_precision(recipe.precision, device.kind)
     wish = recipe.engine.channels_last
     channels_last = device.channels_last if wish == "auto" else wish == "on"

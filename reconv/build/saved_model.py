@@ -183,7 +183,7 @@ def read_saved_recipe(located: LocatedWeights) -> Recipe:
 
 def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Network:
     """A network with the saved weights; `recipe` is the saved one, or differs from it only in how it computes."""
-    network = build_network(recipe, len(saved.class_names), device)
+    network = build_network(recipe, len(saved.class_names), device, initializes=False)
     at_least_float32(network.model)
     load_weights(network.model, saved.tensors, strict=True, source=str(saved.path))
     return network

@@ -102,10 +102,12 @@ def build_model(
     *,
     seed: int = 0,
     image_shape: tuple[int, int, int] | None = None,
+    initializes: bool = True,
     **options: Any,
 ) -> nn.Module:
     """The model, initialized from a seed; `init_weights` initializes it again.
 
+    With `initializes=False` the weights of our models may be anything until all of them are loaded.
     `image_shape` (channels, height, width) is for custom models with lazy modules, which get their sizes from it.
     """
     package, _, foreign_name = name.partition(":")
@@ -115,7 +117,8 @@ def build_model(
         return zoo.build_custom(name, num_classes, options, seed, image_shape)
     with SkipInit():
         model = model_spec(name, num_classes, **options).build()
-    if next(model.parameters()).device.type != "meta":  # no values there, and sampling would import torch's compiler
+    # On the meta device there are no values, and sampling would import torch's compiler.
+    if initializes and next(model.parameters()).device.type != "meta":
         init_weights(model, seed)
     return model
 
