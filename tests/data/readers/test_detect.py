@@ -44,6 +44,15 @@ def test_image_folders_are_found_at_the_path_and_below(tree: Path) -> None:
     assert len(open_dataset("auto", tree.parent, "val", DataConfig())) == 5
 
 
+def test_a_folder_that_is_asked_for_is_one_beside_other_formats_but_not_yolo(tree: Path) -> None:
+    (tree / "boxes.csv").write_text("file,label\n")
+    assert (detect(tree, "folder").path, detect(tree, "folder").why) == (tree, "it has train/")
+    for name in ("images", "labels"):
+        shutil.copytree(next((tree / "train").iterdir()), tree / "train" / name)
+    with pytest.raises(DataError, match="no folder in"):
+        detect(tree, "folder")
+
+
 def test_the_binary_format_is_preferred(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     write_cifar(tmp_path, "cifar10", "python")
     binary = write_cifar(tmp_path, "cifar10", "binary")
