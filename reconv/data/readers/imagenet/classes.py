@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from reconv.storage.local import read
 
 NUM_IMAGENET_CLASSES = 1000
+_WNID = re.compile(r"n\d{8}")
 
 
 @cache
@@ -22,5 +24,8 @@ def imagenet_names() -> Mapping[str, str]:
 
 def with_imagenet_names(class_names: Iterable[str]) -> tuple[str, ...]:
     """Class names for people: wnids of ImageNet become names, everything else stays."""
+    classes = tuple(class_names)
+    if not any(map(_WNID.fullmatch, classes)):
+        return classes
     names = imagenet_names()
-    return tuple(names.get(name, name) for name in class_names)
+    return tuple(names.get(name, name) for name in classes)
