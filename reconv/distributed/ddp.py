@@ -26,7 +26,7 @@ from reconv.distributed.strategy import (
     StrategyConfig,
     ordered_sum,
 )
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.torch_group import DistributedProcessGroup

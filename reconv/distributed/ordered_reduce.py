@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reconv.distributed.ddp import DataParallelStrategy, flatten, unflatten
 from reconv.distributed.strategy import GradientTraffic, GroupStats, StrategyConfig, ordered_sum
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.torch_group import DistributedProcessGroup

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from reconv.distributed import collectives
 from reconv.distributed.ddp import flatten, mean_stats, unflatten
 from reconv.distributed.strategy import GroupStats, Number, ParallelStrategy, PipelineConfig, ordered_sum
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.torch_group import DistributedProcessGroup

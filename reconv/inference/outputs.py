@@ -16,7 +16,7 @@ from reconv.detection.postprocess import Detections
 from reconv.inference.image_reader import ImageInfo, ImageSample
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
 from reconv.kernels.ops.softmax_topk import softmax_topk, supports
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 from reconv.recipe.parts.evaluation import MULTILABEL_THRESHOLD
 
 TOP_K = 5

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reconv.core.batch import Batch
 from reconv.metrics.state import MetricsState
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reconv.core.errors import CheckpointError
 from reconv.optim.optimizer import fused_lerp
 from reconv.precision import at_least_float32
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 
 
 class ModelEma:

@@ -13,6 +13,7 @@ from reconv.precision.policy import (
     GROWTH_INTERVAL,
     INIT_SCALE,
     MAX_SCALE,
+    WITHOUT_FLOAT64,
     LossScalingPolicy,
     PrecisionPolicy,
     at_least_float32,
@@ -83,7 +84,7 @@ def _cast_ops(section: PrecisionConfig, mode: _Mode) -> CastOps | None:
 
 def check_precision(section: PrecisionConfig, device_kind: str) -> None:
     """Refuse a precision that the device does not have."""
-    if section.mode == "fp64" and device_kind in ("mps", "hpu"):
+    if section.mode == "fp64" and device_kind in WITHOUT_FLOAT64:
         raise UsageError(f"{device_kind} has no float64", hint="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
         raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", hint="--set precision.mode=fp32")

@@ -1,4 +1,4 @@
-"""Precision policies: which dtypes and which autocast a model runs with, and the loss scale.
+"""Precision policies: which dtypes and which autocast a model runs with, the loss scale, and the dtype of sums.
 
 Training, evaluation, prediction and teachers all run inside a policy's `autocast`, so that they see the same numbers.
 The loss scale lives on the device and is never read by the host.
@@ -25,6 +25,17 @@ GROWTH_FACTOR = 2.0
 BACKOFF_FACTOR = 0.5
 GROWTH_INTERVAL = 2000  # steps
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+WITHOUT_FLOAT64 = ("mps", "hpu")
+
+
+def accumulate_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which sums are accumulated on a device: float64, or float32 where the device has no float64."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def to_accumulate_dtype(value: Tensor) -> Tensor:
+    """The value in the accumulate dtype of its device."""
+    return value.to(accumulate_dtype(value.device))
 
 
 def at_least_float32(model: nn.Module) -> nn.Module:

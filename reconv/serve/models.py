@@ -15,7 +15,7 @@ from typing import Any
 
 from reconv.api import ImageSample, Prediction, Predictor
 from reconv.core.errors import UsageError
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 from reconv.serve.batching import Batcher, Job
 from reconv.serve.explanation import explain
 

@@ -20,7 +20,7 @@ from reconv.core.errors import RecipeError, UsageError
 from reconv.metrics.custom import MetricsWithCustom
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import AuxOutput
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 from reconv.recipe.parts.code import CodeConfig
 from reconv.tasks.base import LossSums
 from reconv.tasks.binary_cross_entropy import BinaryCrossEntropy

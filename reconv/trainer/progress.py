@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reconv.logging.events import TrainProgress
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 from reconv.trainer.step import StepResult
 from reconv.trainer.train_state import TrainState
 

@@ -17,7 +17,7 @@ from reconv.checkpoint.store import CheckpointStore
 from reconv.core.errors import UsageError
 from reconv.device import device_kind, open_device
 from reconv.optim import build_optimizer
-from reconv.precision.accumulate import accumulate_dtype
+from reconv.precision.policy import accumulate_dtype
 from reconv.recipe.parts.optimizer import OptimizerConfig
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"

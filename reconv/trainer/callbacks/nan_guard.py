@@ -22,7 +22,7 @@ from reconv.core.errors import DivergedError
 from reconv.device import Device
 from reconv.logging.events import NonFiniteStep
 from reconv.logging.run_logger import RunLogger
-from reconv.precision.accumulate import to_accumulate_dtype
+from reconv.precision.policy import to_accumulate_dtype
 from reconv.trainer.callbacks.base import TrainerCallback
 from reconv.trainer.step import StepResult
 
