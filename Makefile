@@ -169,4 +169,4 @@ matrix:
 clean:
 	rm -f reconv/data/decode/_jpeg.so reconv/inference/backends/_winograd.so
 	rm -rf $(VENV) $(AUDIT) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find reconv benchmarks tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find reconv benchmarks examples tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

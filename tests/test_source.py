@@ -99,7 +99,10 @@ def test_module_names_say_what_is_inside() -> None:
 BANNED_OPENINGS = {
     "What", "How", "Where", "Why", "Which", "When", "Who", "Whether", "If", "That", "Those", "As", "Of",
 }  # fmt: skip
-DOCUMENTED = [*FILES, *(file for name in ("benchmarks", "docs", "packaging") for file in (ROOT / name).rglob("*.py"))]
+DOCUMENTED = [
+    *FILES,
+    *(file for name in ("benchmarks", "docs", "examples", "packaging") for file in (ROOT / name).rglob("*.py")),
+]
 
 
 def docstrings(file: Path) -> Iterator[str]:
@@ -145,7 +148,8 @@ def test_the_architecture_fits_on_a_few_screens() -> None:
 
 def path_tails() -> set[str]:
     """Every file and folder of the repository, with and without the folders above it: `data/readers/`, `folder.py`."""
-    folders = (PACKAGE, ROOT / "tests", ROOT / "docs", ROOT / "benchmarks", ROOT / "csrc", ROOT / "packaging")
+    names = ("tests", "docs", "benchmarks", "examples", "csrc", "packaging")
+    folders = (PACKAGE, *(ROOT / name for name in names))
     paths = [path for folder in folders for path in (folder, *folder.rglob("*"))] + list(ROOT.glob("*.*"))
     ends = [(path.relative_to(ROOT).parts, "/" if path.is_dir() else "") for path in paths]
     return {"/".join(parts[start:]) + end for parts, end in ends for start in range(len(parts))}

@@ -134,6 +134,16 @@ def test_a_step_is_captured_as_a_cuda_graph() -> None:
     assert_alike(found, expected)
 
 
+def test_make_graphed_callables_captures_forward_and_backward_pass() -> None:
+    plain = network()
+    model = fuse(plain, inplace=False).model
+    sample = torch.rand_like(batch()[0])
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # a graph must not keep cast weights
+        torch.cuda.make_graphed_callables(model, (sample,))  # replaces model.forward
+        expected, found = losses(plain), losses(model)
+    assert_alike(found, expected)
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )

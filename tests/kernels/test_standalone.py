@@ -145,6 +145,63 @@ def test_norms_that_share_a_kernel_update_their_running_statistics(launched: lis
     assert any(name.startswith("norm_concat.") for name in launched)
 
 
+class StochasticDepth(nn.Module):
+    """A layer that leaves out its input for some images, as timm's DropPath."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), 1, 1, 1) < 0.5) * 2 if self.training else x
+
+
+class BlurPool(nn.Module):
+    """A low-pass filter before a stride, as timm's BlurPool2d."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.ones(x.shape[1], 1, 3, 3) / 9
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), weight, stride=2, groups=x.shape[1])
+
+
+class MBConvBlock(nn.Module):
+    """1x1 expansion, depthwise convolution, projection, stochastic depth."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        inner = 2 * channels
+        self.expand, self.bn1 = nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.depthwise = nn.Conv2d(inner, inner, 3, 1, 1, groups=inner, bias=False)
+        self.bn2, self.act = nn.BatchNorm2d(inner), nn.SiLU()
+        self.project, self.bn3 = nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        self.drop_path = StochasticDepth()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.bn1(self.expand(x)))
+        y = self.act(self.bn2(self.depthwise(y)))
+        return self.drop_path(self.bn3(self.project(y))) + x  # type: ignore[no-any-return]
+
+
+def test_layers_without_kernels_are_called_between_fused_ones(launched: list[str]) -> None:
+    """Stems of three convolutions, as in ResNet-D, with BlurPool, before blocks with stochastic depth."""
+    torch.manual_seed(0)
+    stem: list[nn.Module] = []
+    for inputs, outputs, stride in ((3, 16, 2), (16, 16, 1), (16, 16, 1)):
+        stem += nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    plain = nn.Sequential(nn.Sequential(*stem), BlurPool(), MBConvBlock(16), *head)
+    report = fuse(plain, inplace=False)
+    assert report.plain == []
+    assert {(row.name, row.computes) for row in report.fused if row.computes != "batch norm"} == {
+        ("", "layers one after another, norms with what follows them"),
+        ("0", "layers one after another, norms with what follows them"),
+        ("0.0", "StemConv2d"),
+        ("2", "residual sum"),
+        ("2.depthwise", "DepthwiseConv2d"),
+    }
+    torch.manual_seed(3)  # of stochastic depth
+    found = step(report.model, images(4, 12))
+    torch.manual_seed(3)
+    assert_like(found, step(plain, images(4, 12)))
+    assert launched.count("batch_norm.normalize") == 6  # each norm with its activation, none alone
+
+
 class ConvNeXtBlock(nn.Module):
     """Depthwise 7x7 with a bias, LayerNorm, two linear layers."""
 
@@ -199,13 +256,17 @@ def test_copies_and_pickles_are_fused_and_train_alike(copied: Callable[[nn.Modul
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("case", ["evaluation", "NCHW", "CPU", "one value per channel"])
+@pytest.mark.parametrize("case", ["evaluation", "norms in evaluation", "NCHW", "CPU", "one value per channel"])
 def test_where_kernels_do_not_apply_the_model_runs_its_own_code(
     case: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, x = network("user's"), images()
     if case == "evaluation":
         plain.eval()
+    if case == "norms in evaluation":  # as those of a backbone that is fine-tuned
+        for module in plain.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
     if case == "NCHW":
         x = x.contiguous()
     if case == "CPU":
@@ -274,6 +335,20 @@ def test_a_hook_of_a_layer_sees_what_it_sees_without_kernels() -> None:
         net.get_submodule("blocks.1.bn2").register_forward_hook(lambda m, i, o, name=name: seen[name].append(o.clone()))
         step(net, images())
     assert_near(seen["fused"][0], seen["plain"][0].double(), TOLERANCE)
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("layer", ["blocks.1.bn2", "blocks.0"])
+def test_backward_hooks_see_the_gradients_that_they_see_without_kernels(register: str, layer: str) -> None:
+    plain = network("user's")
+    model = fuse(plain, inplace=False).model
+    seen: dict[str, list[Tensor]] = {"plain": [], "fused": []}
+    for name, net in (("plain", plain), ("fused", model)):
+        hook = lambda module, *gradients, name=name: seen[name].append(gradients[-1][0].clone())  # noqa: E731
+        getattr(net.get_submodule(layer), register)(hook)
+        step(net, images())
+    assert len(seen["plain"]) == 1
+    assert_near(seen["fused"][0], seen["plain"][0].double(), TOLERANCE * 10)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, between its graphs
