@@ -338,7 +338,7 @@ def test_a_hook_of_a_layer_sees_what_it_sees_without_kernels() -> None:
 
 
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-@pytest.mark.parametrize("layer", ["blocks.1.bn2", "blocks.0"])
+@pytest.mark.parametrize("layer", ["blocks.1.bn1", "blocks.0"])
 def test_backward_hooks_see_the_gradients_that_they_see_without_kernels(register: str, layer: str) -> None:
     plain = network("user's")
     model = fuse(plain, inplace=False).model
