@@ -116,7 +116,7 @@ def main() -> None:
     classifier = Classifier(args.model, num_classes, args.lr)
     if args.plain not in ("both", "model"):
         image = (3, args.size, args.size) if torch.cuda.is_available() else None
-        print(reconv.fuse(classifier, image=image))
+        print(reconv.fuse(classifier.model, image=image))
     callbacks: list[Any] = [Progress(args.batch_size, args.print_every)]
     if args.checkpoints:
         callbacks.append(ModelCheckpoint(args.checkpoints, every_n_train_steps=args.save_every, save_top_k=-1))

@@ -37,7 +37,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--graph", action="store_true", help="capture forward and backward pass as CUDA graphs")
+    parser.add_argument(
+        "--graph", action="store_true", help="capture forward and backward pass as CUDA graphs, on a GPU"
+    )
     parser.add_argument("--plain", nargs="?", const="both", default="", choices=("both", "model", "data"))
     parser.add_argument("--checkpoints", help="folder to save to, and to continue from")
     parser.add_argument("--save-every", type=int, default=100, help="steps")

@@ -222,8 +222,11 @@ def _compile_now(model: nn.Module, image: Sequence[int], dtype: torch.dtype, rep
     from reconv.kernels.trace import trace_kernels
 
     device = next((p.device for p in model.parameters() if p.is_cuda), torch.device("cuda"))
-    variants = trace_kernels(model, image, dtype, torch.autocast("cuda", dtype))
-    compile_ahead(variants, device, report.notes.append)
+    try:
+        variants = trace_kernels(model, image, dtype, torch.autocast("cuda", dtype))
+        compile_ahead(variants, device, report.notes.append)
+    except Exception as error:  # the forward pass of a user's model on "meta" images; it costs time alone
+        report.notes.append(f"kernels could not be compiled ahead and are compiled in the first step: {error!r}")
 
 
 @cache

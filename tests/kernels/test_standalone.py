@@ -422,6 +422,21 @@ def test_the_report_says_what_was_fused_what_not_and_why() -> None:
     assert "there is no CUDA GPU here" in text or torch.cuda.is_available()
 
 
+def test_a_model_that_cannot_be_traced_is_compiled_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network("user's")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) if float(x.mean()) < 1 else x  # type: ignore[no-any-return]
+
+    report = fuse(Reading())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    standalone._compile_now(report.model, (3, 32, 32), torch.float16, report)
+    assert "compiled in the first step" in report.notes[-1] and "meta" in report.notes[-1]
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
