@@ -14,7 +14,7 @@ from reconv.data.transforms.normalize import EvalPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.environment import BACKEND_VARIABLE, requested_backend
 from reconv.kernels import dispatch as fused
-from reconv.models import build_model, model_spec, supports_zero_gamma
+from reconv.models import build_model, build_uninitialized_model, model_spec, supports_zero_gamma
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,
     checkpointed_forward,
@@ -59,10 +59,10 @@ def build_meta_model(recipe: Recipe, num_classes: int) -> nn.Module:
 
 
 def build_recipe_model(recipe: Recipe, num_classes: int, seed: int = 0, *, initializes: bool = True) -> nn.Module:
-    """The recipe's network on the default device, initialized from a seed."""
+    """The recipe's network on the default device, initialized from a seed unless all of its weights are loaded."""
     options = model_options(recipe, num_classes)
-    shape = image_shape(recipe)
-    return build_model(recipe.model.name, seed=seed, image_shape=shape, initializes=initializes, **options)
+    build = build_model if initializes else build_uninitialized_model
+    return build(recipe.model.name, seed=seed, image_shape=image_shape(recipe), **options)
 
 
 def build_activation_checkpointing(

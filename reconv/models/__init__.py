@@ -102,25 +102,35 @@ def build_model(
     *,
     seed: int = 0,
     image_shape: tuple[int, int, int] | None = None,
-    initializes: bool = True,
     **options: Any,
 ) -> nn.Module:
     """The model, initialized from a seed; `init_weights` initializes it again.
 
-    With `initializes=False` the weights of our models may be anything until all of them are loaded.
     `image_shape` (channels, height, width) is for custom models with lazy modules, which get their sizes from it.
     """
-    package, _, foreign_name = name.partition(":")
-    if package in zoo.PACKAGES and foreign_name:
-        return zoo.build_external(package, foreign_name, num_classes, options, seed)
-    if is_import_path(name):
-        return zoo.build_custom(name, num_classes, options, seed, image_shape)
-    with SkipInit():
-        model = model_spec(name, num_classes, **options).build()
+    model = build_uninitialized_model(name, num_classes, seed=seed, image_shape=image_shape, **options)
     # On the meta device there are no values, and sampling would import torch's compiler.
-    if initializes and next(model.parameters()).device.type != "meta":
+    if _is_ours(name) and next(model.parameters()).device.type != "meta":
         init_weights(model, seed)
     return model
+
+
+def build_uninitialized_model(
+    name: str, num_classes: int, *, seed: int, image_shape: tuple[int, int, int] | None = None, **options: Any
+) -> nn.Module:
+    """The model; the weights of ours may be anything until all of them are loaded. Other packages initialize theirs."""
+    package, _, foreign_name = name.partition(":")
+    if _is_ours(name):
+        with SkipInit():
+            return model_spec(name, num_classes, **options).build()
+    if package in zoo.PACKAGES:
+        return zoo.build_external(package, foreign_name, num_classes, options, seed)
+    return zoo.build_custom(name, num_classes, options, seed, image_shape)
+
+
+def _is_ours(name: str) -> bool:
+    package, _, foreign_name = name.partition(":")
+    return not (package in zoo.PACKAGES and foreign_name) and not is_import_path(name)
 
 
 def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
