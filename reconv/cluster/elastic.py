@@ -124,8 +124,8 @@ class Rendezvous:
         They wait `settle_s` for further nodes before the first round, and before later ones.
         """
         self._config = config if config.rendezvous is not None else replace(config, max_nodes=1)
-        self._settle_s, self._run_id, self._signer = settle_s, run_id, Signer(secret)
         self.prefix = "reconv/elastic/" + hashlib.sha256(f"{secret}\0{job}".encode()).hexdigest()
+        self._settle_s, self._run_id, self._signer = settle_s, run_id, Signer(secret).derive(self.prefix)
         self._endpoint, self._own_store = config.rendezvous, HashStore()  # the latter: of this machine alone
         self._where = "this machine" if self._endpoint is None else f"{self._endpoint[0]}:{self._endpoint[1]}"
         self._view = _View()

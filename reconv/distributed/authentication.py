@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from reconv.core.errors import RankLostError
 from reconv.distributed.environment import SECRET_VARIABLE, LaunchEnv
-from reconv.distributed.rank_store import new_secret
+from reconv.distributed.rank_store import Signer, new_secret
 
 NONCE_BYTES = 32
 _KNOWS, _DOES_NOT_KNOW = b"\1", b"\0"
@@ -30,7 +30,7 @@ NOT_AUTHENTICATED = (
 
 
 def authenticate(launch_env: LaunchEnv) -> tuple[str, bool]:
-    """The secret that the ranks share, and whether they have proved that they know it; called by every rank.
+    """A secret of these connections, and whether the ranks have proved theirs; called by every rank.
 
     Raises RankLostError if a rank does not prove it. If no rank has a secret, rank 0 makes one, and says so
     if there are several machines.
@@ -51,7 +51,8 @@ def authenticate(launch_env: LaunchEnv) -> tuple[str, bool]:
         wrong = [r for r, answer in enumerate(answers) if not is_proof(secret, transcript, r, answer.hex())]
         if wrong:
             raise refused(launch_env, wrong)
-        return secret, True
+        # Not the secret itself: heartbeats and errors of an earlier round, or of another run, would count here too.
+        return Signer(secret).derive(f"messages of {transcript}").secret, True
     if launch_env.rank == 0 and launch_env.num_nodes > 1:  # else they listen on the loopback interface alone
         print(NOT_AUTHENTICATED, file=sys.stderr, flush=True)
     return _share_secret(), False

@@ -207,6 +207,10 @@ class Signer:
 
     secret: str
 
+    def derive(self, purpose: str) -> Signer:
+        """A signer for one purpose: what it signs says nothing elsewhere, and cannot be repeated there."""
+        return Signer(hmac.new(self.secret.encode(), purpose.encode(), hashlib.sha256).hexdigest())
+
     def sign(self, key: str, message: dict[str, object]) -> str:
         """The message as text that only holders of the secret can produce for this key."""
         text = json.dumps(message)

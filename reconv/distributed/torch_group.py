@@ -186,7 +186,7 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
 
 
 def _init_process_group(launch_env: LaunchEnv, device: str, store: TCPStore) -> tuple[str, bool]:
-    """Connect to all ranks; returns the secret that they share, and whether they have proved it."""
+    """Connect to all ranks; returns a secret that they share, and whether they have proved to be of the run."""
     dist.init_process_group(
         "gloo" if requested_backend() == "gloo" else BACKENDS[device],
         # A restarted process must not read what its predecessor left in the agent's store.

@@ -42,9 +42,11 @@ def store() -> TCPStore:
     return serve_rendezvous("127.0.0.1", 0)
 
 
-def join(store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "") -> Rendezvous:
+def join(
+    store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "", job: str = "job"
+) -> Rendezvous:
     config = ElasticConfig.parse(nodes, f"127.0.0.1:{store.port}", 2)
-    JOINED.append(Rendezvous(config, secret, "job", lambda: run_id, settle_s=(0.2, 0.2)))
+    JOINED.append(Rendezvous(config, secret, job, lambda: run_id, settle_s=(0.2, 0.2)))
     return JOINED[-1]
 
 
@@ -164,6 +166,16 @@ def test_what_a_stranger_writes_is_ignored(store: TCPStore) -> None:
     assert [node.id for node in roster.nodes] == [first.node.id]
     prefixed.set(f"ended/{roster.round}", Signer("a guess").sign(f"ended/{roster.round}", {"error": None}))
     stranger.end(None)
+    time.sleep(0.3)
+    assert first.ended() is False
+
+
+def test_the_end_of_one_run_cannot_be_repeated_as_that_of_another(store: TCPStore) -> None:
+    first, other = join(store), join(store, job="another job")
+    assert [roster.round for roster in (*rosters([first]), *rosters([other]))] == [1, 1]
+    other.end(None)
+    until(other.ended)
+    PrefixStore(first.prefix, store).set("ended/1", PrefixStore(other.prefix, store).get("ended/1"))
     time.sleep(0.3)
     assert first.ended() is False
 

@@ -19,6 +19,7 @@ from reconv.distributed import authentication, rank_store
 from reconv.distributed.environment import SECRET_VARIABLE, read_launch_env
 from reconv.distributed.liveness import ConnectingRanks
 from reconv.distributed.process_group import open_process_group
+from reconv.distributed.torch_group import DistributedProcessGroup
 from reconv.recipe.loader import load
 from reconv.trainer.options import RunOptions
 from reconv.trainer.prepare import check_code_of_rank0
@@ -78,6 +79,16 @@ def with_other_secret() -> Any:
     return honest("a guess")
 
 
+def signing() -> Any:
+    """A rank that joins, and signs a heartbeat."""
+    os.environ[SECRET_VARIABLE] = "the secret of this run"
+    group = open_process_group()
+    assert isinstance(group, DistributedProcessGroup)
+    signed = group.monitor._heartbeat._signer.sign("0", {"count": 500})
+    group.close()
+    return signed
+
+
 def stranger() -> Any:
     """A process without the secret that takes the place of a rank and sends a pickle as soon as it can."""
     os.environ.pop(SECRET_VARIABLE, None)
@@ -127,6 +138,12 @@ def impostor_behind_the_store() -> str:
 def test_ranks_with_the_secret_are_authenticated_and_say_nothing() -> None:
     assert in_roles(honest, honest) == [(True, [0, 1])] * 2
     assert [Path(f"stderr-{rank}").read_text() for rank in (0, 1)] == ["", ""]
+
+
+def test_what_was_signed_in_an_earlier_round_cannot_be_repeated() -> None:
+    rounds = [in_roles(signing, signing) for _ in range(2)]
+    assert [len(set(signed)) for signed in rounds] == [1, 1]
+    assert rounds[0] != rounds[1]
 
 
 def test_without_a_secret_rank_0_says_once_that_nobody_is_authenticated() -> None:

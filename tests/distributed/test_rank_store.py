@@ -109,6 +109,7 @@ def test_a_signature_is_for_one_key_and_one_secret() -> None:
     assert Signer("a").verify("1", signed) == {"x": 1}
     assert Signer("a").verify("2", signed) is None
     assert Signer("b").verify("1", signed) is None
+    assert Signer("a").derive("another run").verify("1", signed) is None
 
 
 @pytest.mark.usefixtures("short_waits")
