@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from torch import Tensor
 
 import reconv
 from reconv.distributed import failure
-from reconv.distributed.process_group import Pace
+from reconv.distributed.process_group import Pace, ProcessGroup
 from reconv.logging import formatting
+from reconv.logging.clock import RunClock
 from reconv.logging.event_log import read_events
-from reconv.logging.events import SlowRank
+from reconv.logging.events import Event, SlowRank
+from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
 from reconv.trainer.callbacks import slow_ranks as module
 
@@ -79,3 +82,24 @@ def test_a_rank_is_slow_beside_the_median_and_beside_the_time_of_a_step() -> Non
     assert module.slow_ranks({0: Pace(0.0, 0.1), 1: Pace(0.1, 0.1)}, 0.3) == [
         1
     ]  # of two ranks the faster is the median
+
+
+def test_a_rank_that_is_slow_once_is_not_named() -> None:
+    events: list[Event] = []
+    ranks = module.SlowRankLogger(
+        ProcessGroup(), RunClock(), RunLogger(events.append), lambda: None, lambda name: nullcontext()
+    )
+
+    def compare(forward_s: float) -> None:
+        paces = {0: ("a", Pace(0.0, 0.1)), 1: ("b", Pace(0.0, forward_s))}
+        ranks._compare(paces, step_s=0.3, step=1)
+
+    compare(0.25)
+    compare(0.25)  # its next heartbeat is late: this is the same window
+    compare(0.1)
+    assert events == []
+    compare(0.25)
+    compare(0.26)
+    compare(0.26)
+    compare(0.27)
+    assert [(event.rank, event.forward_s) for event in events if isinstance(event, SlowRank)] == [(1, 0.26)]

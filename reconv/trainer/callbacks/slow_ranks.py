@@ -50,6 +50,7 @@ class SlowRankLogger(TrainerCallback):
     _began_s: float = 0.0
     _began_wait_s: float = 0.0
     _num_slow: dict[int, int] = field(default_factory=dict)  # windows in a row
+    _compared: dict[int, Pace] = field(default_factory=dict)
 
     def annotate(self, name: str) -> AbstractContextManager[None]:
         """The `Annotate` of the training step."""
@@ -97,11 +98,15 @@ class SlowRankLogger(TrainerCallback):
     def _compare(self, paces: Mapping[int, tuple[str, Pace]], step_s: float, step: int) -> None:
         if len(paces) < self.process_group.world_size:
             return
-        slow = slow_ranks({rank: pace for rank, (_, pace) in paces.items()}, step_s)
-        self._num_slow = {rank: self._num_slow.get(rank, 0) + 1 for rank in slow}
-        median_s = statistics.median_low(pace.local_s for _, pace in paces.values())
-        for rank, number in self._num_slow.items():
-            if number == _NUM_WINDOWS:
+        own = {rank: pace for rank, (_, pace) in paces.items()}
+        # A heartbeat may bring a window late, and then the one before it is there twice.
+        new = {rank for rank, pace in own.items() if pace != self._compared.get(rank)}
+        self._compared = own
+        slow = slow_ranks(own, step_s)
+        self._num_slow = {rank: self._num_slow.get(rank, 0) + (rank in new) for rank in slow}
+        median_s = statistics.median_low(pace.local_s for pace in own.values())
+        for rank in new.intersection(slow):
+            if self._num_slow[rank] == _NUM_WINDOWS:
                 host, pace = paces[rank]
                 self.logger.log(SlowRank(step, rank, host, pace.wait_s, pace.forward_s, median_s, step_s))
 
