@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -28,6 +29,17 @@ STDOUT = "-"
 INIT_SCHEMES = ("torchvision:", "timm:", "hf://", "https://")  # of --init, besides files and runs
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps or hpu."
 _MIN_LAST_COLUMN = 24
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers. `nan` is not one, though no comparison with a limit refuses it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
+
 
 json_option = click.option(
     "--json",
@@ -234,7 +246,7 @@ def _shortcut_option(shortcut: Shortcut, help_text: str | None) -> Callable[[Com
     if shortcut.type is int:
         kind = click.IntRange(min=shortcut.least)
     elif shortcut.type is float:
-        kind = click.FloatRange(min=shortcut.least, min_open=True)
+        kind = NumberRange(min=shortcut.least, min_open=True)
     return click.option(
         shortcut.option,
         metavar=shortcut.metavar,

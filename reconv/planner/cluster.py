@@ -97,7 +97,8 @@ def predict_cluster(
             recipe = recipe_for(count)
             plan = make_plan(recipe, Facts(*num_images, num_classes=1000, world_size=count))
         except RecipeError as error:
-            rows.append(ImpossiblePlan(count, f"{error.what}; {error.hint}" if error.hint else error.what))
+            lines = [line.strip() for line in (*error.what.splitlines(), error.hint or "") if line.strip()]
+            rows.append(ImpossiblePlan(count, "; ".join(lines)))
             continue
         rows.append(_predict(recipe, plan, cluster, step_time, parameters))
     return rows

@@ -78,7 +78,7 @@ def _failures(rows: Sequence[ClusterPrediction], failures: Failures) -> Html:
 
 
 def lost_cells(row: ClusterPrediction, failures: Failures) -> tuple[str, ...]:
-    """A row of the table of lost time: by engine, with the recipe's saves and with the best interval."""
+    """A row of the table of lost time: by engine, with the recipe's saves, if any, and with the best interval."""
     found = lost_time(row.devices, row.save_interval_s, failures, engine_pauses())
     lost = ((s, found.best_lost_s_per_day[engine]) for engine, s in found.lost_s_per_day.items())
     return (
@@ -86,7 +86,10 @@ def lost_cells(row: ClusterPrediction, failures: Failures) -> tuple[str, ...]:
         f"{found.failures_per_day:.3g}",
         "only at the end" if found.interval_s is None else duration(found.interval_s),
         duration(found.best_interval_s),
-        *(f"{duration(run_s)} ({duration(best_s)})" for run_s, best_s in lost),
+        *(
+            f"{'' if found.interval_s is None else duration(run_s)} ({duration(best_s)})".strip()
+            for run_s, best_s in lost
+        ),
     )
 
 

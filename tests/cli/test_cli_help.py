@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
+from cli_page import commands
 
 from reconv.checkpoint.download_weights import TORCHVISION
 from reconv.cli import reconv
@@ -175,3 +177,15 @@ def test_runs_and_initial_weights_are_completed() -> None:
 def test_summaries_of_commands_are_not_cut() -> None:
     [listed, data] = _run(["--help"], ["data", "--help"])
     assert "..." not in listed["text"].partition("Commands:")[2] + data["text"].partition("Commands:")[2]
+
+
+def test_nan_is_no_number_of_any_option() -> None:
+    found = 0
+    for path, command in commands(reconv, ("reconv",)):
+        for option in command.params:
+            if not isinstance(option.type, click.types.FloatParamType):
+                continue
+            with pytest.raises(click.BadParameter, match="'nan' is not a number"):
+                option.type.convert("nan", option, None)
+            found += 1
+    assert found > 15

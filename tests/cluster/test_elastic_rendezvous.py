@@ -42,9 +42,7 @@ def store() -> TCPStore:
     return serve_rendezvous("127.0.0.1", 0)
 
 
-def join(
-    store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "", job: str = "job"
-) -> Rendezvous:
+def join(store: TCPStore, nodes: str = "1:4", secret: str = "secret", run_id: str = "", job: str = "job") -> Rendezvous:
     config = ElasticConfig.parse(nodes, f"127.0.0.1:{store.port}", 2)
     JOINED.append(Rendezvous(config, secret, job, lambda: run_id, settle_s=(0.2, 0.2)))
     return JOINED[-1]

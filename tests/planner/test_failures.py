@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -79,3 +80,13 @@ def test_plan_compares_the_saves_of_the_recipe_with_the_best(tmp_path: Path) -> 
     text = CliRunner().invoke(reconv, words, catch_exceptions=False).output
     assert "lost in a day to failures" in text and "1 h 00 min" in text
     assert pytest.approx(0.4736, abs=1e-4) == FAILURES_PER_1000_DEVICES_AND_DAY
+
+
+def test_a_recipe_without_saves_loses_no_time_that_is_known() -> None:
+    words = ["plan", "resnet50", "--devices", "8,16384", "--batch-per-device", "256", "--set", "save.every=off"]
+    done = CliRunner().invoke(reconv, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    _, _, table = done.output.partition("lost in a day")
+    assert re.search(r"only at the end +\S+ min \S+ s +\(\d", table), table
+    (why,) = (line for line in done.output.splitlines() if "not possible" in line)
+    assert "resnet50.yaml; --batch-per-device: batch.size: must be a number of at most" in why

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Command, complete_runs, emit_json, json_option, print_line, print_note
+from reconv.cli.options import Command, NumberRange, complete_runs, emit_json, json_option, print_line, print_note
 
 
 @click.command(cls=Command)
@@ -30,7 +30,7 @@ from reconv.cli.options import Command, complete_runs, emit_json, json_option, p
 )
 @click.option(
     "--decay",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=NumberRange(0, 1, min_open=True),
     default=0.99,
     show_default=True,
     help="Decay per checkpoint of the exponential average.",

@@ -21,6 +21,7 @@ from reconv.cli.options import (
     DEVICE_HELP,
     Command,
     CommandGroup,
+    NumberRange,
     Override,
     complete_recipes,
     emit_json,
@@ -204,18 +205,18 @@ def train(
     help="Let MLCommons' LoadGen ask for images by this scenario; needs reconv[loadgen].",
 )
 @click.option(
-    "--duration", metavar="S", type=click.FloatRange(min=0.1), help="Least seconds of a LoadGen test; default: 60."
+    "--duration", metavar="S", type=NumberRange(min=0.1), help="Least seconds of a LoadGen test; default: 60."
 )
 @click.option(
     "--target-qps",
     metavar="N",
-    type=click.FloatRange(min=0.1),
+    type=NumberRange(min=0.1),
     help="Images/s that --loadgen server asks for.",
 )
 @click.option(
     "--target-latency",
     metavar="MS",
-    type=click.FloatRange(min=0.1),
+    type=NumberRange(min=0.1),
     help="Limit of the 99th percentile of --loadgen server; default: 15 ms.",
 )
 @click.option("--out", metavar="DIR", type=click.Path(), help="Folder for LoadGen's logs; default: loadgen/SCENARIO.")

@@ -13,6 +13,7 @@ import click
 from reconv.cli.options import (
     DEVICE_HELP,
     Command,
+    NumberRange,
     complete_recipes,
     emit_json,
     json_option,
@@ -322,7 +323,7 @@ def _range(values: dict[str, float] | None) -> str:
 @click.option(
     "--accept-above",
     metavar="SCORE",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     help="Accept wrong labels, copies and leaks from this score on, without a human.",
 )
 @click.option(

@@ -9,6 +9,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    NumberRange,
     check_run,
     complete_runs,
     emit_json,
@@ -63,7 +64,7 @@ _CLASS_COLUMNS = {
 @click.option(
     "--coverage",
     metavar="P",
-    type=click.FloatRange(0.5, 1, max_open=True),
+    type=NumberRange(0.5, 1, max_open=True),
     default=0.9,
     show_default=True,
     help="--calibrate: the share of images whose prediction set has the right class.",

@@ -9,6 +9,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    NumberRange,
     check_run,
     complete_runs,
     emit_json,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--max-drop",
     metavar="POINTS",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=1.0,
     show_default=True,
     help="int8: refuse a larger loss of accuracy or mAP, in percentage points.",

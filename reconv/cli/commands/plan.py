@@ -13,6 +13,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    NumberRange,
     Override,
     complete_recipes,
     emit_json,
@@ -105,23 +106,21 @@ def _bytes_per_s(ctx: click.Context, param: click.Parameter, text: str | None) -
     callback=_bytes_per_s,
     help="Bandwidth of the shared storage: 20GB/s [default: enough].",
 )
-@click.option(
-    "--image-kb", metavar="X", type=click.FloatRange(0.1, 1e6), help="Mean size of an image file [default: 110]."
-)
+@click.option("--image-kb", metavar="X", type=NumberRange(0.1, 1e6), help="Mean size of an image file [default: 110].")
 @click.option(
     "--cores", metavar="N", type=click.IntRange(1, 4096), help="CPU cores of a machine [default: the usual ones]."
 )
-@click.option("--price", metavar="X", type=click.FloatRange(0, 1e6), help="US dollars per hour and device.")
+@click.option("--price", metavar="X", type=NumberRange(0, 1e6), help="US dollars per hour and device.")
 @click.option(
     "--failure-rate",
     metavar="X",
-    type=click.FloatRange(1e-6, 1e6),
+    type=NumberRange(1e-6, 1e6),
     help="Devices of 1,000 that fail in a day [default: 0.474, Llama 3's on 16,384 GPUs].",
 )
 @click.option(
     "--save-s",
     metavar="X",
-    type=click.FloatRange(1e-6, 1e6),
+    type=NumberRange(1e-6, 1e6),
     help="Seconds that a save stops training [default: 0.027].",
 )
 @click.option("--out", metavar="FILE.html", type=click.Path(path_type=Path), help="Write a page with charts.")

@@ -10,6 +10,7 @@ import click
 
 from reconv.cli.options import (
     Command,
+    NumberRange,
     backend_options,
     check_run,
     complete_runs,
@@ -46,7 +47,7 @@ _MAX_BAD_LISTED = 5
 @click.option(
     "--min-score",
     metavar="X",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     help="Omit boxes [default: 0.3] or, of several labels per image, labels [default: 0.5] with a lower score.",
 )
 @click.option(

@@ -10,6 +10,7 @@ import click
 from reconv.cli.options import (
     Command,
     CommandFunction,
+    NumberRange,
     backend_options,
     check_run,
     complete_runs,
@@ -29,25 +30,25 @@ _EXTRA = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
 def limit_options(command: CommandFunction) -> CommandFunction:
     """The options that bound what clients may use."""
     for name, metavar, kind, default, text in (
-        ("--drain-s", "X", click.FloatRange(0), 30, "Seconds to finish what has begun after SIGTERM."),
-        ("--timeout-s", "X", click.FloatRange(0.001), 30, "Seconds for a body to arrive, and for its prediction."),
+        ("--drain-s", "X", NumberRange(0), 30, "Seconds to finish what has begun after SIGTERM."),
+        ("--timeout-s", "X", NumberRange(0.001), 30, "Seconds for a body to arrive, and for its prediction."),
         ("--max-connections", "N", click.IntRange(1), 512, "Open connections."),
         ("--max-images", "N", click.IntRange(1), 64, "Images of one request."),
-        ("--max-decode-mb", "X", click.FloatRange(1), 1024, "Megabytes of memory for images that are being decoded."),
+        ("--max-decode-mb", "X", NumberRange(1), 1024, "Megabytes of memory for images that are being decoded."),
         (
             "--max-pixels",
             "X",
-            click.FloatRange(0.001, 89.4),
+            NumberRange(0.001, 89.4),
             50,
             "Megapixels of one image; of a request 4 times that.",
         ),
-        ("--max-json-mb", "X", click.FloatRange(0.001), 8, "Megabytes of the JSON of one request."),
-        ("--max-body-mb", "X", click.FloatRange(0.001), 32, "Megabytes of one request."),
+        ("--max-json-mb", "X", NumberRange(0.001), 8, "Megabytes of the JSON of one request."),
+        ("--max-body-mb", "X", NumberRange(0.001), 32, "Megabytes of one request."),
         ("--max-queue", "N", click.IntRange(1), 256, "Images of a model that may wait; beyond: 503 and Retry-After."),
         (
             "--max-wait-ms",
             "X",
-            click.FloatRange(0, 1000),
+            NumberRange(0, 1000),
             2,
             "How long a batch waits for images that have arrived and are being decoded.",
         ),
