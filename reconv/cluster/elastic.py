@@ -32,6 +32,7 @@ from reconv.cluster import rounds
 from reconv.cluster.launch import ElasticConfig
 from reconv.core.errors import ExitCode, ReconvError, RemoteRankError, ResourceError, UsageError
 from reconv.core.text import count
+from reconv.core.version import __version__
 from reconv.core.wait import ProcessWait
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, ROUND_VARIABLE, SECRET_VARIABLE, LaunchEnv
 from reconv.distributed.launcher import failure_of, forward_signals_during, signal_ranks, start_fork_server, start_ranks
@@ -64,6 +65,7 @@ class Node:
     is_ready: bool = False  # it trains nothing, and waits for the next round
     is_leaving: bool = False
     run_id: str = ""  # of the run in the run directory as this node sees it
+    token: str = ""  # no other node has it: numbers are given again by a store that was started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +84,12 @@ class Roster:
     def first_rank(self, node_id: int) -> int:
         return sum(self.num_ranks[: self.ids.index(node_id)])
 
+    def has(self, node: Node) -> bool:
+        return (node.id, node.token) in [(other.id, other.token) for other in self.nodes]
+
     @property
     def ids(self) -> list[int]:
         return [node.id for node in self.nodes]
-
-
-def assign_ranks(offered: Sequence[int], usable: Callable[[int], int]) -> tuple[int, ...]:
-    """The ranks of each node, of those that it offers: as many in total as can share the global batch."""
-    left = usable(sum(offered))
-    assigned = []
-    for number in offered:
-        assigned.append(min(number, left))
-        left -= assigned[-1]
-    return tuple(assigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +114,12 @@ class Rendezvous:
         nic_address: str | None = None,
         settle_s: tuple[float, float] = (10.0, 3.0),
     ) -> None:
-        """Nodes with the same secret and job take part in one run.
+        """Nodes with the same secret, job and version of Reconv take part in one run.
 
         They wait `settle_s` for further nodes before the first round, and before later ones.
         """
         self._config = config if config.rendezvous is not None else replace(config, max_nodes=1)
-        self.prefix = "reconv/elastic/" + hashlib.sha256(f"{secret}\0{job}".encode()).hexdigest()
+        self.prefix = "reconv/elastic/" + hashlib.sha256(f"{secret}\0{job}\0{__version__}".encode()).hexdigest()
         self._settle_s, self._run_id, self._signer = settle_s, run_id, Signer(secret).derive(self.prefix)
         self._endpoint, self._own_store = config.rendezvous, HashStore()  # the latter: of this machine alone
         self._where = "this machine" if self._endpoint is None else f"{self._endpoint[0]}:{self._endpoint[1]}"
@@ -147,7 +142,7 @@ class Rendezvous:
                 why="someone else has written to it",
                 hint="start another `reconv rendezvous` on a port that only the nodes of the job reach",
             )
-        self.node = Node(number, platform.node(), own_address, config.num_ranks, is_ready=True)
+        self.node = Node(number, platform.node(), own_address, config.num_ranks, is_ready=True, token=new_secret())
         messages = self._messages(store)
         self.node = replace(self.node, round=(messages.get(_LAST_ROUND) or {"round": 0})["round"])
         # What is left of an earlier run is not about this one.
@@ -175,8 +170,12 @@ class Rendezvous:
     def _exchange(self, store: PrefixStore) -> float | None:
         """Write this node's record, and read those of the others. Returns when to do so again."""
         run_id, messages = self._run_id(), self._messages(store)
+        found = messages.get(f"node/{self.node.id}")
+        is_other = found is not None and found["token"] != self.node.token
+        new = store.add(_COUNT, 1) if is_other and self.node.num_rounds == 0 else 0
         with self._lock:
-            node = self.node = replace(self.node, beat=self.node.beat + 1, run_id=run_id)
+            own = new if new and self.node.num_rounds == 0 else self.node.id  # a node that trains keeps its number
+            node = self.node = replace(self.node, id=own, beat=self.node.beat + 1, run_id=run_id)
         messages.set(f"node/{node.id}", asdict(node))
         number = store.add(_COUNT, 0)
         if number < node.id:  # a new store in place of the one that this node has joined
@@ -212,7 +211,7 @@ class Rendezvous:
     def poll_roster(self, usable: Callable[[int], int]) -> Roster | None:
         """The roster of the next round, once it is decided and this node is in it."""
         view = self._view
-        if view.roster is not None and view.roster.round >= self._first_round and self.node.id in view.roster.ids:
+        if view.roster is not None and view.roster.round >= self._first_round and view.roster.has(self.node):
             self._first_round = view.roster.round + 1
             with self._lock:
                 self.node = replace(self.node, is_ready=False, num_rounds=self.node.num_rounds + 1)
@@ -223,7 +222,7 @@ class Rendezvous:
         chosen = [node for node in alive if node.run_id == self.node.run_id][: self._config.max_nodes]
         if alive[0].id != self.node.id or any(node.round != self.node.round for node in chosen):
             return None
-        num_ranks = assign_ranks([node.num_ranks for node in chosen], usable)
+        num_ranks = rounds.assign_ranks([node.num_ranks for node in chosen], usable)
         settle_s = self._settle_s[0 if all(node.num_rounds == 0 for node in chosen) else 1]
         is_settled = len(chosen) == self._config.max_nodes or time.monotonic() - view.joined_s > settle_s
         if len(chosen) >= self._config.min_nodes and sum(num_ranks) > 0 and is_settled:
@@ -384,7 +383,7 @@ class _Agent(Generic[T]):
                 self.rendezvous.end(None)
                 result: T = outcome.return_values[0]
                 return result
-            error = failure_of(outcome, self.folder / str(roster.round), roster.first_rank(node.id))
+            error = failure_of(outcome, self.folder / str(roster.round), self._ranks(roster)[1])
             self._raise_if_final(error)
             if not was_stopped and error.code != ExitCode.PREEMPTED:
                 self._print(self._restarts.after(error, roster.ids, self.work.progress()))

@@ -88,6 +88,16 @@ def usable_ranks(recipe: Recipe, num_ranks: int) -> int:
     return 0
 
 
+def assign_ranks(offered: Sequence[int], usable: Callable[[int], int]) -> tuple[int, ...]:
+    """The ranks of each node, of those that it offers: as many in total as can share the global batch."""
+    left = usable(sum(offered))
+    assigned = []
+    for number in offered:
+        assigned.append(min(number, left))
+        left -= assigned[-1]
+    return tuple(assigned)
+
+
 def find_run_id(run_dir: RunDir) -> str:
     """The id of the run in a run directory; empty if there is none."""
     from reconv.checkpoint.run_identity import read_identity

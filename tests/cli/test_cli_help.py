@@ -181,7 +181,7 @@ def test_summaries_of_commands_are_not_cut() -> None:
 
 def test_nan_is_no_number_of_any_option() -> None:
     found = 0
-    for path, command in commands(reconv, ("reconv",)):
+    for _, command in commands(reconv, ("reconv",)):
         for option in command.params:
             if not isinstance(option.type, click.types.FloatParamType):
                 continue

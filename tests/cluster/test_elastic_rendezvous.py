@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.cluster import elastic as module
-from reconv.cluster.elastic import Node, Rendezvous, Roster, assign_ranks
+from reconv.cluster.elastic import Node, Rendezvous, Roster
 from reconv.cluster.launch import ElasticConfig
+from reconv.cluster.rounds import assign_ranks
 from reconv.core.errors import DataError, ExitCode, RemoteRankError, UsageError
 from reconv.distributed.rank_store import Signer, serve_rendezvous
 
@@ -114,6 +115,27 @@ def test_a_node_that_joins_stops_the_round_unless_it_would_be_idle(store: TCPSto
     assert second.poll_roster(ANY) is None and second.waits_for() is None
     first.set_ready()
     assert rosters([first, second])[1].world_size == 4
+
+
+def test_of_two_nodes_with_one_number_the_one_that_trains_keeps_it(store: TCPStore) -> None:
+    first = join(store)
+    (roster,) = rosters([first])
+    second = join(store)
+    with second._lock:  # the number that a store gives which was started again, while `first` is not back yet
+        second.node = replace(second.node, id=first.node.id)
+    until(lambda: second.node.id != first.node.id)
+    assert first.node.id == 1 and second.poll_roster(ANY) is None
+    until(lambda: "joins" in first.why_stop(roster, ANY))
+    first.set_ready()
+    assert [found.num_ranks for found in rosters([first, second])] == [(2, 2), (2, 2)]
+
+
+def test_nodes_of_another_version_are_not_met(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = join(store)
+    monkeypatch.setattr(module, "__version__", "99.0")
+    second = join(store)
+    assert (first.node.id, second.node.id) == (1, 1)
+    assert [[node.id for node in roster.nodes] for roster in rosters([first, second])] == [[1], [1]]
 
 
 def test_a_node_beyond_the_largest_number_waits_and_replaces_one_that_leaves(store: TCPStore) -> None:
