@@ -11,6 +11,7 @@ torch finds the backend by the entry point in `torchrun.handlers`.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -32,6 +33,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from reconv.distributed.environment import SECRET_VARIABLE
 from reconv.distributed.rank_store import Signer
+
+_REFUSED = (
+    f"warning: the state of rendezvous {{id}} was not signed with the {SECRET_VARIABLE} of this node, which replaces "
+    "it: set the same text on every node, and use another --rdzv-id for another run"
+)
 
 
 class SignedStateHolder(_BackendRendezvousStateHolder):
@@ -74,6 +80,8 @@ class SignedStateHolder(_BackendRendezvousStateHolder):
         record = self._signer.verify(self._key, text)
         if record is None or cast(int, record["version"]) < self._version:
             if text != self._newest:
+                if record is None and text and self.num_refused == 0:
+                    print(_REFUSED.format(id=self._settings.run_id), file=sys.stderr, flush=True)
                 self.num_refused += 1
                 self._store.set(self._key, self._newest)
             text, record = self._newest, self._signer.verify(self._key, self._newest)

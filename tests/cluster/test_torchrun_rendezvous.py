@@ -109,6 +109,23 @@ def test_plain_torch_executes_a_pickle_of_the_network_and_this_does_not(server: 
     assert not signed.exists()
 
 
+def test_a_node_with_another_secret_is_told_once(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = open_handler(server)
+    join(handler)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RECONV_SECRET", "a typing error")
+    other = holder(open_handler(server))
+    for _ in range(2):
+        other.sync()
+        holder(handler).mark_dirty()
+        holder(handler).sync()
+    assert other.num_refused == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rendezvous run was not signed with the RECONV_SECRET of this node" in line
+
+
 def test_an_older_state_is_refused(server: TCPStore) -> None:
     handler = open_handler(server)
     join(handler)
