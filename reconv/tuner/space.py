@@ -153,6 +153,14 @@ class Dimension:
             return int(number) if (number - self.low) % self.step == 0 else None
         return number
 
+    def contains(self, param: object) -> bool:
+        """True if a parameter is one of the values that are tried."""
+        if self.choices:
+            return param in self.choices
+        if isinstance(param, bool) or not isinstance(param, int if self.is_whole else int | float):
+            return False
+        return self.low <= param <= self.high and (not self.is_whole or (param - self.low) % self.step == 0)
+
     def position(self, param: Param) -> float:
         """Position of a parameter on an axis from 0 to 1."""
         if self.choices:

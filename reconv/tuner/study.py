@@ -21,6 +21,7 @@ from typing import Any
 
 from reconv.core.errors import CheckpointError, RunLockedError, UsageError
 from reconv.core.random import key
+from reconv.core.text import printable
 from reconv.logging.run_dir import RunLock
 from reconv.storage.files import disk_errors
 from reconv.tuner.space import Dimension, Param, trial_overrides
@@ -111,6 +112,7 @@ class StudyFile:
         except Exception as error:  # whatever reading such a line raises
             raise _broken(path, error) from error
         self._check_settings(path)
+        self._check_trials(path)
 
     def _check_settings(self, path: Path) -> None:
         stored = self._study.user_attrs.get(_SETTINGS)
@@ -134,6 +136,15 @@ class StudyFile:
             )
         fields: dict[str, Any] = {name: stored[name] for name in wanted if name != "format"}
         self.settings = Settings(**{**fields, "space": tuple(fields["space"])})
+
+    def _check_trials(self, path: Path) -> None:
+        """Raise for trials that are not of the space: their values become settings of runs, and may name code."""
+        for trial in self.trials():
+            is_whole = trial.number == 0 or set(trial.params) == {d.field for d in self.space}
+            is_inside = all(d.contains(trial.params[d.field]) for d in self.space if d.field in trial.params)
+            values = {} if trial.number == 0 or not is_inside else trial_overrides(self.space, trial.params)
+            if not (is_whole and is_inside and trial.values == values):
+                raise _broken(path, f"trial {trial.number} has values that are not of the space")
 
     # Trials
 
@@ -276,7 +287,7 @@ def _record(trial: Any) -> TrialRecord:
     from optuna.trial import TrialState
 
     states = {TrialState.RUNNING: "running", TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
-    failure = str(trial.user_attrs.get(_FAILURE, ""))
+    failure = printable(str(trial.user_attrs.get(_FAILURE, "")))
     return TrialRecord(
         trial.number,
         "failed" if failure and trial.state != TrialState.RUNNING else states.get(trial.state, "failed"),

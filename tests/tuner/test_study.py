@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,3 +138,23 @@ def test_importance_is_that_of_the_field_that_decides(tmp_path: Path) -> None:
     assert found["schedule.lr"] > 0.5
     (tmp_path / "few").mkdir()
     assert StudyFile(tmp_path / "few", SETTINGS, SPACE).importance() == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "changed"),
+    [
+        ('"values": {"schedule.lr": ', '"values": {"model.name": "./evil.py:Net", "schedule.lr": '),
+        ('"values": {"schedule.lr": ', '"values": {"schedule.lr": 9'),
+        ('"batch.size": 64', '"batch.size": 24'),
+    ],
+)
+def test_values_in_the_file_that_are_not_of_the_space_are_refused(tmp_path: Path, written: str, changed: str) -> None:
+    advance(tmp_path)
+    file = tmp_path / JOURNAL
+    lines = [json.dumps(json.loads(line)) for line in file.read_text().splitlines()]
+    at = next(number for number, line in enumerate(lines) if written in line and '"values": {}' not in line)
+    lines[at] = lines[at].replace(written, changed)
+    file.write_text("\n".join([*lines, ""]))
+    with pytest.raises(CheckpointError, match="damaged") as error:
+        advance(tmp_path)
+    assert "not of the space" in str(error.value)
