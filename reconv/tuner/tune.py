@@ -45,7 +45,7 @@ from reconv.tuner.space import (
     default_space,
     parse_space,
 )
-from reconv.tuner.study import SEARCHES, Settings, StudyFile, TrialRecord, import_optuna, locked_folder
+from reconv.tuner.study import JOURNAL, SEARCHES, Settings, StudyFile, TrialRecord, import_optuna, locked_folder
 
 BEST, RESULT, REPORT, CONFIRM = "best.yaml", "study.json", "report.html", "confirm"
 _TRIAL_SETTINGS = (("save.keep_last", 1), ("save.keep_best", False))  # a trial is continued from its last checkpoint
@@ -121,6 +121,7 @@ class Tuner:
         if RunDir(self.folder).is_run():
             raise UsageError(f"{self.folder} contains a run", hint="choose another folder with --out DIR")
         with locked_folder(self.folder):
+            _check_new_folder(self.folder)
             self._study = StudyFile(self.folder, self._settings(), self._space)
             with StopSignal() as self._stop, stopping(self._launcher):
                 self._search()
@@ -365,6 +366,21 @@ def _epochs(run: Path) -> float:
         record = load_run_record(run)
         return round(record.epoch(record.steps), 4)
     return 0.0
+
+
+def _check_new_folder(folder: Path) -> None:
+    """Raise if a new study would take the runs in a folder for those of its trials."""
+    if (folder / JOURNAL).exists():
+        return
+    run = next(
+        (run for run in sorted([*folder.glob("[0-9]*"), *folder.glob(f"{CONFIRM}/*")]) if RunDir(run).is_run()), None
+    )
+    if run is not None:
+        raise UsageError(
+            f"{folder} has no study, but the run {run.relative_to(folder)}",
+            why="a study takes the runs in its folder for those of its trials",
+            hint="choose another folder with --out DIR",
+        )
 
 
 def _check_rungs(resolved: Resolved) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,13 @@ def test_another_recipe_other_options_and_a_study_in_use_are_refused(study: Tune
         run_here(options(run))
     assert not (run / JOURNAL).exists()
     assert RunDir(run).is_run()
+
+
+@pytest.mark.parametrize("run", ["1", "confirm/trial-0-seed-1"])
+def test_runs_that_are_not_of_the_study_are_not_taken_for_its_trials(
+    study: TuneResult, tmp_path: Path, run: str
+) -> None:
+    shutil.copytree(study.folder / "0", tmp_path / run)
+    with pytest.raises(UsageError, match=f"has no study, but the run {run}"):
+        run_here(options(tmp_path))
+    assert not (tmp_path / JOURNAL).exists()
