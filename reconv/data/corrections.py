@@ -53,14 +53,21 @@ class ListedImage:
 
 def read_list(file: Path, action: str) -> list[ListedImage]:
     """The rows of a list that have this action, or no action where the list has none."""
-    text = read_bounded_text(file, read_limits.REVIEW_LIST_BYTES).decode("utf-8", "surrogateescape")
-    rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    names = set(rows[0]) if rows else {"path"}
+    text = read_bounded_text(file, read_limits.REVIEW_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
+    first_line = text.partition("\n")[0]
+    is_semicolon = ";" in first_line and "," not in first_line  # as spreadsheets write where 1.5 is 1,5
+    reader = csv.DictReader(io.StringIO(text, newline=""), restval="", delimiter=";" if is_semicolon else ",")
+    try:
+        rows, names = list(reader), set(reader.fieldnames or ())
+    except csv.Error as error:
+        raise DataError(f"the list of data.{action} is not CSV", where=str(file), why=str(error)) from error
     needed = {"path"} | ({"label"} if action == RELABEL else set())
     if not needed <= names:
         missing = " and ".join(sorted(needed - names))
         raise DataError(f"the list of data.{action} has no column {missing}", where=str(file), hint="add a header line")
     chosen = [row for row in rows if (row.get("action", action) or "").strip() == action]
+    if not all(row["path"] for row in chosen):
+        raise DataError(f"the list of data.{action} has a row without a path", where=str(file))
     return [ListedImage(row["path"], row.get("split") or "", row.get("label") or "") for row in chosen]
 
 

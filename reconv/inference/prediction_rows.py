@@ -77,15 +77,22 @@ def read_rows(file: Path) -> PredictionRows:
         numbers = {name: [float(value) for value in columns[name]] for name in ("score", "loss")}
     except (TypeError, ValueError) as error:
         raise DataError("score and loss are numbers", where=str(file), why=str(error)) from error
-    if not all(map(math.isfinite, (*numbers["score"], *numbers["loss"]))):
-        raise DataError("score and loss are numbers", where=str(file), why="one is infinite or no number")
+    if not all(0 <= score <= 1 for score in numbers["score"]) or not all(
+        0 <= loss < math.inf for loss in numbers["loss"]
+    ):
+        raise DataError("scores are from 0 to 1 and losses from 0 on", where=str(file), why="one is not, or is NaN")
+    if any(value is None for name in COLUMNS for value in columns[name]):
+        raise DataError("a row has fewer cells than the header", where=str(file))
     return PredictionRows(**{**{name: columns[name] for name in COLUMNS}, **numbers})
 
 
 def _read_csv(file: Path) -> dict[str, Sequence[Any]]:
-    with file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+    with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
         reader = csv.DictReader(lines)
-        rows = list(reader)
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            raise DataError("this is not CSV", where=str(file), why=str(error)) from error
         return {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
 
 

@@ -85,3 +85,34 @@ def test_a_fold_that_does_not_exist_is_refused() -> None:
     for fold in ("3/2", "1/1"):
         with pytest.raises(RecipeError, match="is no fold"):
             load("quickstart", [("data.fold", fold, "--set")])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfpath,action,label\r\ntrain/cat/4.png,relabel,dog\r\n",
+        b"\xef\xbb\xbfpath;action;label\r\ntrain/cat/4.png;relabel;dog\r\n",
+        b"path,action,label\ntrain/cat/4.png,relabel,dog\ntrain/cat/5.png\n",
+    ],
+)
+def test_lists_of_spreadsheets_are_read(photos: Path, content: bytes) -> None:
+    file = photos / "list.csv"
+    file.write_bytes(content)
+    assert all_targets(opened(photos, relabel=str(file))).sum() == 11
+
+
+def test_a_list_without_findings_changes_nothing(photos: Path) -> None:
+    file = photos / "list.csv"
+    file.write_text("path,split,action,label\n")
+    assert len(opened(photos, relabel=str(file), exclude=str(file))) == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("path,label\n" + "x" * 200_000 + ",dog\n", "not CSV"), ("label,path\ndog\n", "a row without a path")],
+)
+def test_lists_that_are_broken_are_refused(photos: Path, content: str, message: str) -> None:
+    file = photos / "list.csv"
+    file.write_text(content)
+    with pytest.raises(DataError, match=message):
+        opened(photos, relabel=str(file))
