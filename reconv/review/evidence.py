@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from reconv.api.training import train
 from reconv.checkpoint.locate import locate
 from reconv.checkpoint.store import CheckpointStore
 from reconv.core.errors import CheckpointError, DataError, UsageError
+from reconv.core.text import count
 from reconv.data.corrections import fold_numbers
 from reconv.data.dataset import F64, I64, Split
 from reconv.data.readers.dataset_factory import select
@@ -102,22 +103,41 @@ def from_weights(images: ReviewedImages, network: FeatureNetwork, folds: int, se
     """Probabilities by heads that are fitted in folds to the features of a trained network."""
     features = _features(images, network)
     method = f"features of {name}, with a head for each of {folds} folds"
-    return Evidence(method, _heads(images, features, folds, seed), features)
+    if images.has_boxes or len(images.class_names) < 2:
+        return Evidence(method, None, features)
+    return _judged(Evidence(method, _heads(images, features, folds, seed), features), images, folds, seed)
 
 
 def _features(images: ReviewedImages, network: FeatureNetwork) -> F32:
     return np.concatenate([network.outputs(dataset).features for dataset in images.datasets.values()])
 
 
-def _heads(images: ReviewedImages, features: F32, folds: int, seed: int) -> F64 | None:
-    if images.has_boxes or len(images.class_names) < 2:
-        return None
-    numbers = np.full(len(images), -1)
-    numbers[images.rows("train")] = fold_numbers(images.datasets["train"], folds, seed)
+def _heads(images: ReviewedImages, features: F32, folds: int, seed: int) -> F64:
+    numbers = _folds_of(images, folds, seed)
     is_read = features.any(axis=1)
     probs = np.zeros((len(images), len(images.class_names)))
     probs[is_read] = head_probabilities(features[is_read], images.labels[is_read], numbers[is_read], probs.shape[1])
     return probs
+
+
+def _folds_of(images: ReviewedImages, folds: int, seed: int) -> I64:
+    """The fold of each training image, and -1 for those of validation [n]."""
+    numbers = np.full(len(images), -1)
+    numbers[images.rows("train")] = fold_numbers(images.datasets["train"], folds, seed)
+    return numbers
+
+
+def _judged(found: Evidence, images: ReviewedImages, folds: int, seed: int) -> Evidence:
+    """The evidence without labels that the other folds do not have: their networks could only call them wrong."""
+    assert found.probs is not None
+    numbers, labels = _folds_of(images, folds, seed), images.labels
+    counts = np.zeros((len(images.class_names), folds), np.int64)
+    np.add.at(counts, (labels[numbers >= 0], numbers[numbers >= 0]), 1)
+    in_others = counts.sum(axis=1)[labels] - np.where(numbers >= 0, counts[labels, numbers], 0)
+    probs = np.where(in_others[:, None] > 0, found.probs, 0.0)
+    num_unknown = int((in_others == 0).sum())
+    note = f"{count(num_unknown, 'label')} not judged: no other fold has an image of the class"
+    return replace(found, probs=probs, notes=(*found.notes, note) if num_unknown else found.notes)
 
 
 def from_run(images: ReviewedImages, run: Path, device: str, trust_code: bool, log: Log) -> Evidence:
@@ -191,7 +211,8 @@ def from_folds(images: ReviewedImages, training: Training, folds: int, seed: int
         if "val" in images.datasets:
             probs[images.rows("val")] += network.outputs(images.datasets["val"]).probs / folds
         features = _features(images, network) if features is None else features
-    return Evidence(f"{folds} folds of {Path(recipe).stem}, each by a network trained on the others", probs, features)
+    method = f"{folds} folds of {Path(recipe).stem}, each by a network trained on the others"
+    return _judged(Evidence(method, probs, features), images, folds, seed)
 
 
 def _train(recipe: str, overrides: Sequence[Override], training: Training, out: Path, name: str, log: Log) -> Path:

@@ -17,6 +17,7 @@ from reconv.build.head_features import head_layer
 from reconv.build.model import build_eval_preprocess, build_network
 from reconv.build.saved_model import find_weights
 from reconv.checkpoint.load_weights import load_weights, read_weights
+from reconv.core.errors import CheckpointError
 from reconv.core.machine import Machine, cores_per_process
 from reconv.data.dataset import F64, I64, Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -83,6 +84,12 @@ class FeatureNetwork:
             for batch in loader:
                 inputs.clear()
                 logits = self.step(batch).float().cpu()
+                if not bool(logits.isfinite().all()):
+                    raise CheckpointError(
+                        "the outputs of the network are not finite",
+                        why="its weights have a NaN or are too large",
+                        hint="take other weights with --init or --run",
+                    )
                 rows = batch["indices"].cpu().numpy()
                 # With views of test-time augmentation the first is the image itself.
                 taken = inputs[0].float().cpu().flatten(1) if inputs and len(inputs[0]) == len(rows) else logits

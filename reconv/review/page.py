@@ -8,6 +8,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 
 from PIL import Image
 
@@ -90,8 +91,7 @@ def _header(review: Review) -> Html:
         review.source,
         el("ul", {"class": "facts"}, *items),
         *notes,
-        page.command("relabel", "reconv train RECIPE --data DIR --set data.relabel=corrections.csv"),
-        page.command("exclude", "... --set data.exclude=corrections.csv"),
+        page.command("then train", review.train_command(Path("corrections.csv"))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from reconv.build.saved_model import read_saved_recipe
 from reconv.checkpoint.locate import locate
 from reconv.core.errors import UsageError
 from reconv.core.machine import Machine, cores_per_process
+from reconv.core.text import count
 from reconv.data.dataset import Split
 from reconv.device import device_kind
 from reconv.inference.predictor import Predictor
@@ -86,6 +88,12 @@ class Review:
     accepted: Sequence[ReviewFinding]
     classes: Sequence[ClassRow]
     wall_s: float
+    train: str  # the command that trains on the data
+
+    def train_command(self, corrections: Path) -> str:
+        """The command that trains with a list of corrections."""
+        fields = ("data.exclude",) if self.images.has_boxes else ("data.relabel", "data.exclude")
+        return " ".join([self.train, *(shlex.join(["--set", f"{field}={corrections}"]) for field in fields)])
 
     def counts(self) -> dict[str, int]:
         """The number of findings of each kind, of labels those that are more likely wrong than right."""
@@ -99,7 +107,7 @@ def review(options: ReviewOptions, log: Log) -> Review:
     _check(options)
     run = _run_of(options.source)
     images, training, seed = _open(options, run)
-    log(f"{len(images):,} images of {len(images.class_names):,} classes: {_origin(images)}")
+    log(f"{count(len(images), 'image')} of {count(len(images.class_names), 'class')}: {_origin(images)}")
     found = _gather(options, run, images, training, seed, log)
     for note in found.notes:
         log(note)
@@ -113,11 +121,31 @@ def review(options: ReviewOptions, log: Log) -> Review:
     findings += unreadable_findings(thumbnails)
     accepted = [] if options.accept_above is None else accept_above(findings, options.accept_above)
     classes = class_rows(images, found, scores)
-    result = Review(images, options.source, found, scores, findings, accepted, classes, time.perf_counter() - start_s)
+    result = Review(
+        images,
+        options.source,
+        found,
+        scores,
+        findings,
+        accepted,
+        classes,
+        time.perf_counter() - start_s,
+        _train_command(options, run, images),
+    )
     with disk_errors(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         write_atomic(options.out / LIST_FILE, as_csv(images, findings, accepted))
     return result
+
+
+def _train_command(options: ReviewOptions, run: Path | None, images: ReviewedImages) -> str:
+    """The command that trains on the reviewed data, before its list is named."""
+    if run is not None:
+        return shlex.join(["reconv", "train", str(RunDir(run).recipe)])
+    is_digits = images.datasets[next(iter(images.datasets))].kind == "digits"
+    recipe = "quickstart" if is_digits else "finetune-detection" if images.has_boxes else "finetune"
+    data = [] if is_digits else ["--data", options.source]
+    return shlex.join(["reconv", "train", options.recipe or recipe, *data])
 
 
 def _check(options: ReviewOptions) -> None:
@@ -204,6 +232,8 @@ def _label_findings(images: ReviewedImages, found: Evidence) -> tuple[LabelScore
     if found.probs is None:
         return None, []
     rows = gather.judged_rows(images, found.probs)
+    if not len(rows):
+        return None, []
     scores = judge_labels(images.labels[rows], found.probs[rows])
     return scores, label_findings(images, rows, scores, found.features)
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from review_examples import CLASSES, picture, write_photos, write_predictions
 
 import reconv
 from reconv.cli import main
+from reconv.cli.options import parse_settings
+from reconv.core.errors import CheckpointError
 from reconv.data.dataset import all_targets, sample_paths
 from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
+from reconv.inference.predictor import Predictor
+from reconv.recipe.loader import load
 from reconv.recipe.parts.data import DataConfig
 from reconv.review.images import open_images
+from reconv.review.network import FeatureNetwork
 from reconv.review.run import Review, ReviewOptions, review
 
 QUICK = [("length", "60step", "test"), ("schedule.warmup", "5step", "test")]
@@ -196,6 +203,9 @@ def test_one_class_is_checked_for_copies_alone(tmp_path: Path) -> None:
         (["photos", "--predictions", "other.csv"], "is no class of the data"),
         (["photos", "--predictions", "columns.csv"], "needs the columns"),
         (["photos", "--predictions", "numbers.csv"], "score and loss are numbers"),
+        (["photos", "--predictions", "negative.csv"], "losses from 0 on"),
+        (["photos", "--predictions", "short.csv"], "fewer cells than the header"),
+        (["photos", "--predictions", "long.csv"], "not CSV"),
         (["photos", "--predictions", "elsewhere.csv"], "none of the predictions"),
         (["photos", "--init", "w.pth", "--run", "r"], "two kinds of evidence"),
         (["photos", "--init", "w.pth", "--folds", "1"], "--folds 1 trains one network"),
@@ -219,6 +229,9 @@ def test_what_cannot_be_reviewed_is_an_error_that_says_why(
     (tmp_path / "other.csv").write_text(head + "a,cow,cat,0.5,1,train\n")
     (tmp_path / "columns.csv").write_text("path,target\na,cat\n")
     (tmp_path / "numbers.csv").write_text(head + "a,cat,cat,high,1,train\n")
+    (tmp_path / "negative.csv").write_text(head + "photos/train/cat/0.png,cat,cat,0.5,-1000,train\n")
+    (tmp_path / "short.csv").write_text("path,score,loss,split,predicted,target\na,0.5,1,train\n")
+    (tmp_path / "long.csv").write_text(head + "a" * 200_000 + ",cat,cat,0.5,1,train\n")
     (tmp_path / "elsewhere.csv").write_text(head + "a,cat,cat,0.5,1,train\n")
     (tmp_path / "digits.csv").write_text(head + "digits[0],1,2,0.9,5,train\n")
     assert run("data", "review", *arguments) != 0
@@ -230,3 +243,47 @@ def test_rows_follow_the_splits() -> None:
     assert (len(images), images.split(1436), images.split(1437)) == (1797, "train", "val")
     assert images.rows("val").tolist() == list(range(1437, 1797))
     assert json.dumps(images.paths[1437]) == '"digits[0]"'
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("learned") / "run"
+    return reconv.train("quickstart", overrides=[("length", "1step", "test")], out=out).folder
+
+
+def test_a_class_with_one_training_image_is_not_called_wrong(learned: Path, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos")
+    for split in ("train", "val"):
+        (photos / split / "unique").mkdir()
+    for number, name in enumerate(("train/unique/0.png", "val/unique/0.png", "val/unique/1.png")):
+        picture(100 + number).save(photos / name)
+    result, lines = reviewed(photos, tmp_path / "out", run=str(learned))
+    assert "1 label not judged: no other fold has an image of the class" in lines
+    wrong = [f for f in result.findings if f.kind == "label" and result.images.paths[f.row] == "train/unique/0.png"]
+    assert not wrong and {row.num_wrong is not None for row in result.classes} == {True}
+
+
+def test_a_network_without_finite_outputs_is_an_error(learned: Path) -> None:
+    predictor = Predictor.load(str(learned), backend="eager", device="cpu")
+    with torch.no_grad():
+        next(predictor.module.parameters()).fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="not finite"):
+        FeatureNetwork.of_predictor(predictor).outputs(open_digits("val"))
+
+
+@pytest.mark.parametrize("accepts", [[], ["--accept-above", "0.5"]])
+def test_the_printed_command_trains_with_the_corrections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], accepts: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = write_photos(tmp_path / "my photos")
+    table = write_predictions(tmp_path / "p.csv", photos, {"train/cat/1.png": "owl"})
+    assert run("data", "review", "my photos", "--predictions", str(table), *accepts) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    if not accepts:
+        assert "corrections.csv" in (tmp_path / "data-review" / "review.html").read_text(encoding="utf-8")
+        Path("data-review/review.csv").rename("corrections.csv")
+    assert command[:5] == ["reconv", "train", "finetune", "--data", "my photos"]
+    recipe = load(command[2], parse_settings(command[6::2])).recipe
+    opened = open_dataset("folder", photos, "train", recipe.data)
+    assert opened.origin.endswith("0 left out, 1 relabeled" if accepts else "0 left out, 0 relabeled")

@@ -25,6 +25,7 @@ from reconv.cli.options import (
     trust_option,
 )
 from reconv.core.errors import ExitCode, ReconvError, ResourceError, UsageError
+from reconv.core.text import count
 from reconv.storage.bounded import real_path
 from reconv.storage.object_stores.store import is_url
 
@@ -412,8 +413,15 @@ def _print_review(result: Review, written: Sequence[Path]) -> None:
         if not findings:
             continue
         print_line(f"{title}: {len(findings):,}", bold=True)
+        empty = "no box" if kind == "box" else "leave out"
         rows = [
-            [f"{finding.score:.2f}", result.images.paths[finding.row], finding.given, finding.label, finding.note]
+            [
+                f"{finding.score:.2f}",
+                result.images.paths[finding.row],
+                finding.given,
+                finding.label or empty,
+                finding.note,
+            ]
             for finding in findings[:_FINDINGS_SHOWN]
         ]
         print_table(["score", "image", "label", "proposed", "why"], rows)
@@ -429,6 +437,10 @@ def _print_review(result: Review, written: Sequence[Path]) -> None:
             f"{counts['label']:,} labels are more likely wrong than right (estimate: {result.scores.num_wrong:,}), "
             f"by {result.evidence.method}"
         )
-    if result.accepted:
-        print_line(f"{len(result.accepted):,} findings are accepted in the list: --set data.relabel={written[1]}")
     print_line(" · ".join(map(str, written)), bold=True)
+    if result.accepted:
+        print_line(f"accepted {count(len(result.accepted), 'finding')}; to train with them:")
+        print_line(f"  {result.train_command(written[1])}")
+    elif result.findings:
+        print_line(f"decide in {written[0]}, download corrections.csv, and train with it:")
+        print_line(f"  {result.train_command(Path('corrections.csv'))}")
