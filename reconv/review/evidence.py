@@ -19,7 +19,7 @@ import numpy as np
 from reconv.api.training import train
 from reconv.checkpoint.locate import locate
 from reconv.checkpoint.store import CheckpointStore
-from reconv.core.errors import CheckpointError, DataError, UsageError
+from reconv.core.errors import CheckpointError, DataError, PreemptedError, UsageError
 from reconv.core.text import count
 from reconv.data.corrections import fold_numbers
 from reconv.data.dataset import F64, I64, Split
@@ -220,7 +220,12 @@ def _train(recipe: str, overrides: Sequence[Override], training: Training, out: 
     start_s = time.perf_counter()
     is_done = (out / "summary.json").exists()
     out.parent.mkdir(parents=True, exist_ok=True)
-    result = train(recipe, data=training.data, overrides=list(overrides), out=out, resume=True, device=training.device)
+    try:
+        result = train(
+            recipe, data=training.data, overrides=list(overrides), out=out, resume=True, device=training.device
+        )
+    except PreemptedError as error:
+        raise PreemptedError(f"{name}: {error.what}", hint="run the same command to continue") from error
     seconds = "trained before" if is_done else f"{time.perf_counter() - start_s:.0f} s"
     log(f"{name}: {result.metric} {result.value:.4f} on what it did not see, {seconds}")
     return result.folder

@@ -287,3 +287,22 @@ def test_the_printed_command_trains_with_the_corrections(
     recipe = load(command[2], parse_settings(command[6::2])).recipe
     opened = open_dataset("folder", photos, "train", recipe.data)
     assert opened.origin.endswith("0 left out, 1 relabeled" if accepts else "0 left out, 0 relabeled")
+
+
+def test_a_stopped_review_is_continued_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stop.py").write_text(
+        "import os, signal, reconv\n"
+        "class Stop(reconv.Callback):\n"
+        "    def on_step_end(self, run):\n"
+        "        if not os.path.exists('stopped'):\n"
+        "            open('stopped', 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    settings = ("--set", "length=3step", "--set", "callbacks=[{name: ./stop.py:Stop}]")
+    assert run("data", "review", "digits", "--folds", "2", *settings) != 0
+    message = capsys.readouterr().err
+    assert "fold 1 of 2: stopped" in message and "run the same command to continue" in message
+    assert run("data", "review", "digits", "--folds", "2", *settings) == 0
