@@ -101,6 +101,17 @@ def test_lists_of_spreadsheets_are_read(photos: Path, content: bytes) -> None:
     assert all_targets(opened(photos, relabel=str(file))).sum() == 11
 
 
+def test_rows_of_one_split_leave_the_other_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    plain = open_dataset("digits", None, "val", DataConfig())
+    wrong = (int(all_targets(plain)[4]) + 1) % 10
+    file.write_text(f"path,split,action,label\ndigits[3],train,exclude,\ndigits[4],val,relabel,{wrong}\n")
+    corrected = DataConfig(exclude=str(file), relabel=str(file))
+    train, val = (open_dataset("digits", None, split, corrected) for split in ("train", "val"))
+    assert (len(train), len(val)) == (1436, 360)
+    assert np.flatnonzero(all_targets(val) != all_targets(plain)).tolist() == [4]
+
+
 def test_a_list_without_findings_changes_nothing(photos: Path) -> None:
     file = photos / "list.csv"
     file.write_text("path,split,action,label\n")

@@ -33,6 +33,7 @@ class Hub:
     commits: list[str] = field(default_factory=list)  # their summaries
     requests: list[tuple[str, str, bool]] = field(default_factory=list)  # method, path, whether it had a token
     chunk_bytes: int = 0  # 0: objects come in one part
+    verifies_elsewhere: bool = False  # large files, on the host that stores them
     failures: int = 0  # of the next requests, with status 503
 
 
@@ -154,7 +155,8 @@ class HubHandler(BaseHTTPRequestHandler):
                 "href": f"{self.hub.address}/complete/{oid}",
                 "header": {"chunk_size": str(self.hub.chunk_bytes), **links},
             }
-        return {**entry, "actions": {"upload": upload, "verify": {"href": f"{self.hub.address}/verify"}}}
+        verify = f"{self.hub.storage}/storage/verify" if self.hub.verifies_elsewhere else f"{self.hub.address}/verify"
+        return {**entry, "actions": {"upload": upload, "verify": {"href": verify}}}
 
     def store(self, oid: str, number: str | None = None) -> None:
         assert self.headers.get("Authorization") is None, "the storage must not see the token"
@@ -231,6 +233,7 @@ _ROUTES = (
     (r"/storage/([0-9a-f]{64})/(\d+)", "store", False),
     (r"/complete/([0-9a-f]{64})", "complete", True),
     (r"/verify", "verify", True),
+    (r"/storage/verify", "verify", False),
     (rf"/{_REPO}/resolve/([^/]+)/(.+)", "resolve", False),
     (rf"/cdn/{_REPO}/(.+)", "cdn", False),
 )

@@ -172,6 +172,13 @@ def test_the_token_is_read_as_the_hubs_programs_do_and_never_shown(
     assert not any(had_token for _, path, had_token in hub.requests if path.startswith(("/storage", "/cdn")))
 
 
+def test_a_host_that_the_hub_names_for_its_files_gets_no_token(classifier: Path, hub: Hub) -> None:
+    hub.verifies_elsewhere = True
+    push(classifier, "hf://me/digits")
+    assert ("POST", "/storage/verify", False) in hub.requests
+    assert not any(had_token for _, path, had_token in hub.requests if path.startswith("/storage"))
+
+
 def test_what_is_no_repository_or_no_model_for_others_is_refused(
     classifier: Path, detector: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
