@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -31,6 +32,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -202,13 +204,13 @@ def soak(
     nets: Mapping[str, Mapping[str, str]], runs: Runs, steps: int, known: Collection[tuple[str, int]]
 ) -> Iterator[Record]:
     """Train without faults, half of the steps in each mode."""
-    per_run = min(5_000, steps // 2)
+    per_run = min(1_000, steps // 2)
     for number, mode in enumerate(("sample", "full") * (steps // per_run // 2)):
         if ("soak", number) in known:
             continue
         name = sorted(nets)[number // 2 % len(nets)]
-        settings = {**nets[name], **LONG, "length": f"{per_run}step", "evaluate.every": "2500step"}
-        done = runs.run(None, {**settings, "save.every": "5000step"}, mode)
+        settings = {**nets[name], **LONG, "length": f"{per_run}step", "evaluate.every": "500step"}
+        done = runs.run(None, {**settings, "save.every": "1000step"}, mode)
         done.pop("bits")
         target = {"part": "soak", "number": number, "net": name, "mode": mode, "steps": per_run, "target": ""}
         yield {**target, **done}
@@ -271,6 +273,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(SHARES))
     parser.add_argument("--injections", type=int, default=sum(SHARES.values()), help="of all parts")
     parser.add_argument("--soak-steps", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop then; the same --log continues")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--log", type=Path, default=Path("wrong-bits.jsonl"))
     parser.add_argument("--json", type=Path)
@@ -282,7 +285,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     records = [json.loads(line) for line in options.log.read_text().splitlines()] if options.log.exists() else []
     known = {(record["part"], record["number"]) for record in records}
-    parts = options.parts.split(",")
+    parts, end_s = options.parts.split(","), time.monotonic() + 60 * options.minutes
     total = sum(SHARES[part] for part in parts if part in SHARES)
     base = Path(tempfile.mkdtemp(prefix="wrong-bits-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     with options.log.open("a") as file:
@@ -300,10 +303,14 @@ def main() -> int:
             if "soak" in parts:
                 for record in soak(nets, runs, options.soak_steps, known):
                     log(record)
-            for part in (part for part in parts if part in SHARES):
-                for number in range(round(SHARES[part] * options.injections / total)):
-                    if (part, number) not in known:
-                        log(inject(part, number, nets, runs))
+                    if time.monotonic() > end_s:
+                        break
+            counts = {part: round(SHARES[part] * options.injections / total) for part in parts if part in SHARES}
+            # All parts advance together, so that a run that is cut off has some of each.
+            numbered = sorted((number / count, part, number) for part, count in counts.items() for number in range(count))
+            for _, part, number in numbered:
+                if (part, number) not in known and time.monotonic() < end_s:
+                    log(inject(part, number, nets, runs))
         finally:
             shutil.rmtree(base, ignore_errors=True)
     found = list(figures(records))

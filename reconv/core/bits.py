@@ -1,14 +1,15 @@
 """Exact digests of tensors, computed on their device: sums of their bits as integers.
 
-For the training state, the bytes of all tensors are copied into one block of 64-bit words. A row of the block has one
+For the training state, the bytes of all tensors are laid out in one block of 64-bit words. A row of the block has one
 digest, the sum of its words modulo 2^64, which any change within one word changes. No row has words of two tensors, so
-that a row that differs names its tensor. The block is a copy of the state as well, from which it can be restored.
+that a row that differs names its tensor. Large tensors on a CPU are digested where they are, without a copy. A copy of
+the block can be kept, and the state restored from it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 _WORD_BYTES = 8
 _ROW_WORDS = 64
 _ROW_BYTES = _ROW_WORDS * _WORD_BYTES
+_COPIED_BYTES = 1 << 16  # one copy of all tensors up to this size takes less time than a sum over each of them
 _NONE = -1
 
 
@@ -57,17 +59,24 @@ class StateBlock:
             self._first_rows.append(num_rows)
             num_rows += max(1, -(-tensor.nbytes // _ROW_BYTES))
         self.num_rows = num_rows
-        self.device = live[0].device
+        self.device = live[0].device if live else torch.device("cpu")
         # Copies of many tensors are one launch on a GPU where they have one dtype.
         by_dtype: dict[torch.dtype, list[int]] = {}
         for number, tensor in enumerate(live):
             by_dtype.setdefault(tensor.dtype, []).append(number)
+        self._in_order = live
         self._live = [[live[number] for number in numbers] for numbers in by_dtype.values()]
         self._numbers = list(by_dtype.values())
 
     def new(self, device: torch.device | None = None) -> Tensor:
         """A block of zeros [rows, words]."""
         return torch.zeros(self.num_rows, _ROW_WORDS, dtype=torch.int64, device=device or self.device)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor, slice]]:
+        """Name, content and rows of each tensor."""
+        ends = [*self._first_rows[1:], self.num_rows]
+        for name, tensor, first, end in zip(self.names, self._in_order, self._first_rows, ends, strict=True):
+            yield name, tensor, slice(first, end)
 
     def views(self, block: Tensor) -> list[list[Tensor]]:
         """The tensors of the state in a block, by dtype, flat."""
@@ -108,6 +117,19 @@ def row_digests(block: Tensor) -> Tensor:
     return block.sum(1)
 
 
+def whole_rows(tensor: Tensor) -> Tensor:
+    """The whole rows of a flat tensor where it is in memory [rows, words]; none of a small tensor.
+
+    None on a GPU either: one sum over a copy of everything takes less time there than many launches.
+    """
+    num_rows = tensor.nbytes // _ROW_BYTES
+    is_aligned = tensor.storage_offset() * tensor.element_size() % _WORD_BYTES == 0
+    if tensor.device.type != "cpu" or tensor.nbytes < _COPIED_BYTES or not is_aligned:
+        return torch.empty(0, _ROW_WORDS, dtype=torch.int64, device=tensor.device)
+    words = tensor[: num_rows * _ROW_BYTES // tensor.element_size()].view(torch.int64)
+    return words.view(num_rows, _ROW_WORDS)
+
+
 class StateDigests:
     """Finds a change of the state between the update of one step and that of the next.
 
@@ -117,23 +139,54 @@ class StateDigests:
 
     def __init__(self, block: StateBlock) -> None:
         self.block = block
-        self.copy = block.new()  # of the state, at the last call of `record` or `check`
-        self._views = block.views(self.copy)
-        self.rows = row_digests(self.copy)
+        self._large: list[tuple[Tensor, slice]] = []  # digested where they are, with their rows
+        rests: dict[str, Tensor] = {}  # copied into a block of their own
+        rest_rows: list[int] = []
+        for name, tensor, rows in block.tensors():
+            words = whole_rows(tensor)
+            end = rows.start + len(words)
+            if len(words):
+                self._large.append((words, slice(rows.start, end)))
+            if end < rows.stop:
+                rests[name] = tensor[words.nbytes // tensor.element_size() :]
+                rest_rows += range(end, rows.stop)
+        self._rest = StateBlock(rests)
+        self._copy = self._rest.new(block.device)
+        self._views = self._rest.views(self._copy)
+        self._rest_rows = torch.tensor(rest_rows, device=block.device)
+        self.rows = torch.zeros(block.num_rows, dtype=torch.int64, device=block.device)
+        self._current = torch.zeros_like(self.rows)
         self.found = torch.full((2,), _NONE, dtype=torch.int64, device=block.device)  # row and step
 
     def record(self) -> None:
         """Digest the state as it should be from now on."""
-        self.block.copy_from_state(self._views)
-        torch.sum(self.copy, 1, out=self.rows)
+        self._digest(self.rows)
 
     def check(self, step: int | Tensor) -> None:
         """Compare the state with what was recorded; keeps the first row that differs and the step."""
-        self.block.copy_from_state(self._views)
-        differs = row_digests(self.copy) != self.rows
+        self._digest(self._current)
+        if self.block.device.type == "cpu" and torch.equal(self._current, self.rows):
+            return
+        differs = self._current != self.rows
         first = torch.stack([differs.to(torch.uint8).argmax(), torch.zeros_like(self.found[0]) + step])
         is_new = differs.any() & (self.found[0] == _NONE)
         self.found.copy_(torch.where(is_new, first, self.found))
+
+    def state(self) -> Tensor:
+        """A copy of the state in a block of its own."""
+        copied = self.block.new()
+        self.block.copy_from_state(self.block.views(copied))
+        return copied
+
+    def _digest(self, rows: Tensor) -> None:
+        """Write the digests of the state as it is now."""
+        self._rest.copy_from_state(self._views)
+        if not self._large:
+            torch.sum(self._copy, 1, out=rows)
+            return
+        rows.index_copy_(0, self._rest_rows, row_digests(self._copy))
+        for words, where in self._large:
+            torch.sum(words, 1, out=rows[where])
 
     def reset(self) -> None:
         """Forget the difference that was found."""

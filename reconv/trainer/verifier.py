@@ -5,8 +5,9 @@ A step is a function of state, batches and step number, so that computing it twi
     at rest   Weights, statistics, optimizer state and EMA change in the update alone. Their digests are taken after it
               and compared before the next one.
     replay    A step is computed again from a copy of the state: with `full` every step, from batches that were loaded
-              again, with `sample` one of SAMPLE_STEPS, from the same batches. Ranks also compute the gradients of each
-              other's batches, by turns.
+              again, with `sample` one of SAMPLE_STEPS, from the same batches. On a CPU every other one of these is a
+              probe: a step of some of its images is computed twice and taken back, which takes a quarter of the time.
+              Ranks also compute the gradients of each other's batches, by turns.
     ranks     Data-parallel ranks have the same state, and compare its digest.
 
 Copies of the two states that were proved last are kept in memory. What a rank finds is agreed on by all, which go back
@@ -29,6 +30,7 @@ from reconv.core.batch import Batch
 from reconv.core.bits import StateBlock, StateDigests, row_digests
 from reconv.core.errors import FaultyDeviceError, RecipeError
 from reconv.core.message import message
+from reconv.data.transforms.mixup import first_rows
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.events import WrongBits
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from reconv.trainer.train_state import TrainState
 
 SAMPLE_STEPS = 100  # of these one is computed again: a fault that stays is found within as many steps
+_PROBE_SHARE = 8  # a probe has one of so many images
+_MIN_PROBE = 2  # batch normalization needs two
 MAX_FINDINGS = 2  # at one rank
 _STEPS_PER_READ = 16  # on a device that the host would have to wait for
 
@@ -141,6 +145,10 @@ class Verifier:
         """Train on one global batch, and prove the step if it is sampled; `again` has the same samples."""
         is_sampled = (step + 1) % SAMPLE_STEPS == 0
         is_full = self.mode == "full" or step < self._full_until
+        is_probed = self.device.kind == "cpu" and (step + 1) // SAMPLE_STEPS % 2 == 1
+        probe = _probe(micro_batches) if is_sampled and is_probed and not is_full else None
+        if probe is not None:
+            return self._run_probed(train_step, step, micro_batches, [probe])
         if self.exchanges_batches and (is_sampled or step < self._full_until):
             of_other = self._gradients_of_other(train_step, step, micro_batches)
             if not is_full:
@@ -158,9 +166,8 @@ class Verifier:
     ) -> StepResult:
         """Train on one global batch twice, from the same state."""
         digests, block = self.digests, self.digests.block
-        before = block.new()
+        before = digests.state()
         views = block.views(before)
-        block.copy_from_state(views)
         rows_before = row_digests(before)
         with train_step.strategy.recording() as first_gradients:
             train_step(step, micro_batches)
@@ -177,6 +184,34 @@ class Verifier:
             is_own = self.process_group.world_size == 1 or _sum(first_gradients) != _sum(second_gradients)
             self._add(step, tensor, "replay" if is_own else "ranks")
         self.agree(step)
+        return result
+
+    def _run_probed(
+        self, train_step: TrainStep, step: int, micro_batches: Sequence[Batch], probe: Sequence[Batch]
+    ) -> StepResult:
+        """Train on one global batch, after a step of some of its images was computed twice and taken back.
+
+        Where ranks exchange batches, they compute the gradients of each other's images instead.
+        """
+        if self.exchanges_batches:
+            of_other = self._gradients_of_other(train_step, step, probe)
+            own = train_step.local_gradients(step, probe, train_step.strategy.keeps_passes_apart(self.rank))
+            self._compare_gradients(step, int(own), *of_other)
+        elif train_step.strategy.repeats_bits:
+            digests, block = self.digests, self.digests.block
+            recorded, before, computed = digests.rows.clone(), digests.state(), []
+            for _ in range(2):
+                train_step.repeat(step, probe)
+                computed.append(digests.rows.clone())
+                block.copy_to_state(block.views(before))
+                digests.rows.copy_(recorded)
+            self.num_replays += 1
+            self._read_found()
+            if tensor := block.first_difference(*computed):
+                self._add(step, tensor, "replay")
+            self.agree(step)
+        result = train_step(step, micro_batches)
+        self._poll(step)
         return result
 
     def _run_compared(
@@ -302,8 +337,8 @@ class Verifier:
 
     def keep(self, counters: Counters, progress: ProgressSums, micro_groups: int, hold_older: bool) -> None:
         """Keep a copy of the state, which `check_now` has proved; `hold_older`: the older one of two stays."""
-        values = self.digests.copy
-        block = values.clone() if self.mode == "full" else self.device.copy_to_host(values)()
+        values = self.digests.state()
+        block = values if self.mode == "full" or self.device.kind == "cpu" else self.device.copy_to_host(values)()
         proved = ProvedState(copy.deepcopy(counters), block, self.digests.rows.cpu().clone(), progress, micro_groups)
         if len(self._proved) > 1:
             newer, older = (state.counters.step for state in self._proved)
@@ -333,6 +368,15 @@ def all_tensors(train_state: TrainState) -> dict[str, Tensor]:
     parts["constants"] = {name: buffer for name, buffer in buffers if name not in parts["model"]}
     tensors = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+
+
+def _probe(micro_batches: Sequence[Batch]) -> Batch | None:
+    """Some images of a global batch; None if there are so few that a probe would not save time."""
+    first, total = micro_batches[0], sum(map(len, micro_batches))
+    size = min(len(first), max(_MIN_PROBE, total // _PROBE_SHARE))
+    if size < _MIN_PROBE or 4 * size > total:
+        return None
+    return first_rows(first, size)
 
 
 def event_of(finding: Finding, to_step: int) -> WrongBits:

@@ -57,6 +57,14 @@ class Mix(GroupTransform):
         return batch.replace(soft_targets=soft)
 
 
+def first_rows(batch: Batch, size: int) -> Batch:
+    """The first rows of a batch as a batch of one group, whose images are not mixed with others."""
+    tensors = {name: tensor[:size] for name, tensor in batch.tensors.items()}
+    for name in {MIXUP_OFFSETS, CUTMIX_OFFSETS} & tensors.keys():
+        tensors[name] = torch.zeros_like(tensors[name])
+    return Batch(tensors, batch.positions[:size], (size,))
+
+
 def mix_params(
     augment: AugmentConfig, seed: int, step: int, positions: I64, groups: Sequence[int], size: int
 ) -> dict[str, npt.NDArray[np.generic]]:

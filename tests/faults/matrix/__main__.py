@@ -141,6 +141,7 @@ def main() -> int:
     parser.add_argument("--classes", default="", help="parts of the names of classes, separated by commas")
     parser.add_argument("--sample", type=int, help="at most so many cases per class")
     parser.add_argument("--seed", type=int, default=0, help="which cases are in the sample")
+    parser.add_argument("--part", default="1/1", help="a part of the cases of each class: 3/20 is the third of twenty")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="random faults one after the other for so long")
     parser.add_argument("--case", help="one case, as it was printed")
@@ -177,6 +178,7 @@ def main() -> int:
 
 def run_all(options: argparse.Namespace, workers: Sequence[Worker]) -> dict[str, Tally]:
     wanted = [part.strip() for part in options.classes.split(",") if part.strip()]
+    part, num_parts = map(int, options.part.split("/"))
     tallies: dict[str, Tally] = {}
     for name in workers[0].ask(do="names"):
         if wanted and not any(part in name for part in wanted):
@@ -190,7 +192,7 @@ def run_all(options: argparse.Namespace, workers: Sequence[Worker]) -> dict[str,
             workers[0].ask(**{"class": name, "sample": options.sample})["cases"], options.sample, options.seed
         )
         tallies[name] = Tally()
-        run_class(name, cases, workers, tallies[name])
+        run_class(name, cases[part - 1 :: num_parts], workers, tallies[name])
         tally = tallies[name]
         print(f"{name}: {tally.survived} of {tally.tried}", file=sys.stderr, flush=True)
     return tallies
