@@ -19,7 +19,7 @@ from reconv.core.compat import TESTED, installed_version, ranges_of, release_num
 from reconv.core.machine import Machine, parse_number, read_system_file, usable_cores, usable_memory_bytes
 from reconv.core.version import __version__
 
-Level = Literal["ok", "note", "missing"]
+Level = Literal["ok", "note", "missing", "wrong"]
 
 _GIB = 2**30
 _LOW_DISK_BYTES = 5 * _GIB
@@ -56,8 +56,8 @@ def check_machine(machine: Machine | None = None) -> list[CheckResult]:
 
 
 def has_requirements(results: Sequence[CheckResult]) -> bool:
-    """True if nothing required is missing."""
-    return all(result.level != "missing" for result in results)
+    """True if nothing required is missing or wrong."""
+    return all(result.level not in ("missing", "wrong") for result in results)
 
 
 def as_json(results: Sequence[CheckResult]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from reconv.cli.start_up import pause_gc
 from reconv.core.errors import ExitCode
 from reconv.core.text import printable
 
-_MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSING", "red")}
+_MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSING", "red"), "wrong": ("WRONG", "red")}
 
 
 @click.command(cls=Command)
@@ -37,9 +37,18 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
     help="With --hosts: the port to check.",
 )
 @click.option("--store", metavar="URL", help="Also check access to an object store, as in s3://bucket/imagenet.")
+@click.option(
+    "--gpu", is_flag=True, help="Also train on each GPU twice, and compare the bits: about a minute for each GPU."
+)
 @json_option
 def doctor(
-    hosts: str | None, data: str | None, runs: str | None, port: int, store: str | None, json_file: str | None
+    hosts: str | None,
+    data: str | None,
+    runs: str | None,
+    port: int,
+    store: str | None,
+    gpu: bool,
+    json_file: str | None,
 ) -> int:
     """Check this machine: versions, devices, cores, memory, disk, and what is missing.
 
@@ -49,6 +58,7 @@ def doctor(
       reconv doctor --json machine.json
       reconv doctor --hosts node1,node2 --data /imagenet --runs /shared/runs
       reconv doctor --store s3://bucket/imagenet
+      reconv doctor --gpu
     """
     from reconv.cluster.environment_checks import as_json, check_machine, has_requirements
 
@@ -62,6 +72,10 @@ def doctor(
         from reconv.cluster.store_check import check_store
 
         results = [*results, *check_store(store)]
+    if gpu:
+        from reconv.cluster.reference_steps import check_gpus
+
+        results = [*results, *check_gpus()]
     if json_file is not None:
         emit_json(as_json(results), json_file)
     else:
@@ -77,6 +91,8 @@ def doctor(
             )
             if result.advice:
                 click.echo(f"  {'':<{width}}           -> {printable(result.advice)}")
+    if any(result.level == "wrong" for result in results):
+        return ExitCode.FAULTY_DEVICE
     return ExitCode.OK if has_requirements(results) else ExitCode.USAGE
 
 
