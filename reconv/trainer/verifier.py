@@ -5,8 +5,8 @@ A step is a function of state, batches and step number, so that computing it twi
     at rest   Weights, statistics, optimizer state and EMA change in the update alone. Their digests are taken after it
               and compared before the next one.
     replay    A step is computed again from a copy of the state: with `full` every step, from batches that were loaded
-              again, with `sample` one of SAMPLE_STEPS, from the same batches. On a CPU every other one of these is a
-              probe: a step of some of its images is computed twice and taken back, which takes a quarter of the time.
+              again, with `sample` one of SAMPLE_STEPS, from the same batches. On a CPU three of four of these are
+              probes: a step of some of the images is computed twice and taken back, which takes a third of the time.
               Ranks also compute the gradients of each other's batches, by turns.
     ranks     Data-parallel ranks have the same state, and compare its digest.
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from reconv.trainer.train_state import TrainState
 
 SAMPLE_STEPS = 100  # of these one is computed again: a fault that stays is found within as many steps
+STEPS_PER_REPLAY = 4  # sampled ones, of which one is computed again whole and the others are probes
 _PROBE_SHARE = 8  # a probe has one of so many images
 _MIN_PROBE = 2  # batch normalization needs two
 MAX_FINDINGS = 2  # at one rank
@@ -145,7 +146,7 @@ class Verifier:
         """Train on one global batch, and prove the step if it is sampled; `again` has the same samples."""
         is_sampled = (step + 1) % SAMPLE_STEPS == 0
         is_full = self.mode == "full" or step < self._full_until
-        is_probed = self.device.kind == "cpu" and (step + 1) // SAMPLE_STEPS % 2 == 1
+        is_probed = self.device.kind == "cpu" and (step + 1) // SAMPLE_STEPS % STEPS_PER_REPLAY != 0
         probe = _probe(micro_batches) if is_sampled and is_probed and not is_full else None
         if probe is not None:
             return self._run_probed(train_step, step, micro_batches, [probe])

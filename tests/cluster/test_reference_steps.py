@@ -61,7 +61,10 @@ def test_verdicts(second: str, reference: str | None, level: str, text: str) -> 
     assert (result.level, result.text) == (level, text)
 
 
-def test_without_a_gpu_the_command_says_that_nothing_was_computed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_command_says_that_nothing_was_computed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(SystemExit) as end:
         main(["doctor", "--gpu"])
     assert end.value.code == 2

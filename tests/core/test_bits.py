@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.core.bits import StateBlock, StateDigests, bits_sum, in_storage_order, row_digests
+from reconv.core.bits import StateBlock, StateDigests, bits_sum, in_storage_order, row_digests, whole_rows
 
 
 def state() -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(0)
     return {
         "weight": torch.randn(8, 4, 3, 3, generator=draw).to(memory_format=torch.channels_last),
+        "large": torch.randn(40_001, generator=draw),  # whole rows where they are, and a rest that is copied
+        "rows": torch.randn(40_960, generator=draw),
+        "unaligned": torch.randn(40_001, generator=draw)[1:],
         "bias": torch.randn(7, generator=draw),
         "half": torch.randn(130, generator=draw).to(torch.bfloat16),
         "count": torch.tensor(3),
@@ -48,6 +51,14 @@ def test_every_flipped_bit_is_found_and_named() -> None:
             digests.reset()
             tried += 1
     assert tried > 100
+
+
+def test_digests_are_those_of_a_copy_of_the_state() -> None:
+    digests = StateDigests(StateBlock(state()))
+    digests.record()
+    assert torch.equal(digests.rows, row_digests(digests.state()))
+    assert len(whole_rows(state()["rows"])) == 320
+    assert [len(whole_rows(state()[name])) for name in ("unaligned", "bias")] == [0, 0]
 
 
 def test_a_block_restores_the_state() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,13 @@ from golden_data import write_photo_folder
 from ranks import in_ranks
 
 import reconv
+from reconv.core.batch import Batch
 from reconv.core.errors import DivergedError, ExitCode, FaultyDeviceError, RecipeError
 from reconv.logging.event_log import latest_by_step, read_events
 from reconv.logging.events import TrainProgress, WrongBits
 from reconv.trainer import verifier
 from reconv.trainer.loop import Trainer
+from reconv.trainer.step import StepResult, TrainStep
 from reconv.trainer.verifier import Verifier
 
 Run = Callable[..., Outcome]
@@ -43,11 +45,11 @@ def run(tmp_path: Path) -> Run:
 def test_an_undisturbed_run_has_the_same_bits_and_no_alarm(
     run: Run, expected: Mapping[str, bytes], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "SAMPLE_STEPS", 4)
+    monkeypatch.setattr(verifier, "SAMPLE_STEPS", 3)  # three probes, and the last step again
     outcome = run(mode, None)
     assert outcome.bits == expected
     assert (outcome.found, outcome.error) == ((), None)
-    assert outcome.num_replays == (12 if mode == "full" else 3)
+    assert outcome.num_replays == (12 if mode == "full" else 4)
 
 
 @pytest.mark.parametrize("target", [*AT_REST, *IN_FLIGHT])
@@ -121,6 +123,25 @@ def test_a_fault_that_stays_ends_the_run_and_its_checkpoint_is_right(
     overrides = [(name, value, "--set") for name, value in TINY.items()]
     reconv.train("quickstart", out=tmp_path / "run", overrides=overrides, resume=True)
     assert last_bits(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("target", ["gradients", "activations", "update"])
+def test_a_probe_of_some_images_finds_a_fault_that_stays(
+    run: Run, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "SAMPLE_STEPS", 4)
+    sizes: list[int] = []
+    repeat = TrainStep.repeat
+
+    def repeat_and_note(self: TrainStep, step: int, batches: Sequence[Batch]) -> StepResult:
+        sizes.append(sum(map(len, batches)))
+        return repeat(self, step, batches)
+
+    monkeypatch.setattr(TrainStep, "repeat", repeat_and_note)
+    outcome = run("sample", Flip(target=target, step=1, seed=3, is_persistent=True))
+    assert isinstance(outcome.error, FaultyDeviceError)
+    assert [(event.step, event.how, event.to_step) for event in outcome.found] == [(3, "replay", 0)] * 2
+    assert sizes == [2, 2] * 2  # of eight
 
 
 def test_images_are_read_again_from_the_files_of_a_cache(tmp_path: Path, run: Run) -> None:

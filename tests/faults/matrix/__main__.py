@@ -140,6 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", default="", help="parts of the names of classes, separated by commas")
     parser.add_argument("--sample", type=int, help="at most so many cases per class")
+    parser.add_argument("--whole", action="store_true", help="all cases, also of classes that are sampled by default")
     parser.add_argument("--seed", type=int, default=0, help="which cases are in the sample")
     parser.add_argument("--part", default="1/1", help="a part of the cases of each class: 3/20 is the third of twenty")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -188,9 +189,9 @@ def run_all(options: argparse.Namespace, workers: Sequence[Worker]) -> dict[str,
                 tallies[name] = Tally()
                 run_soak(options.soak_minutes, workers, tallies[name])
             continue
-        cases = sampled(
-            workers[0].ask(**{"class": name, "sample": options.sample})["cases"], options.sample, options.seed
-        )
+        listed = workers[0].ask(**{"class": name, "sample": options.sample})
+        limit = None if options.whole else listed["limit"]
+        cases = sampled(listed["cases"], options.sample or limit, options.seed)
         tallies[name] = Tally()
         run_class(name, cases[part - 1 :: num_parts], workers, tallies[name])
         tally = tallies[name]

@@ -29,6 +29,7 @@ class FaultClass:
 
     cases: Callable[[Lab], Iterable[Case]]
     run: Callable[[Lab, Case, Path], str]
+    limit: int | None = None  # cases that are run without --whole, spread evenly
 
 
 SOAK = "soak"  # its cases are seeds, as many as there is time for
@@ -47,7 +48,7 @@ CLASSES = {
     "fuzzed recipes": FaultClass(fuzzed.recipe_cases, fuzzed.run_recipe),
     "fuzzed command lines": FaultClass(fuzzed.command_cases, fuzzed.run_command),
     "malicious inputs": FaultClass(malicious.cases, malicious.run),
-    "foreign folders": FaultClass(foreign.cases, foreign.run),
+    "foreign folders": FaultClass(foreign.cases, foreign.run, limit=3_000),
     "ranks killed, stopped, paused, late and cut off": FaultClass(ranks.cases, ranks.run),
     SOAK: FaultClass(lambda lab: [], soak.run),
 }

@@ -34,7 +34,7 @@ def serve() -> None:
         fault_class = CLASSES[request["class"]]
         if "case" not in request:
             lab.sample = request["sample"]
-            answers.write(json.dumps({"cases": list(fault_class.cases(lab))}) + "\n")
+            answers.write(json.dumps({"cases": list(fault_class.cases(lab)), "limit": fault_class.limit}) + "\n")
             continue
         start_s = time.monotonic()
         case_folder = lab.new_folder()
