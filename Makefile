@@ -30,7 +30,7 @@ help:
 	@echo "make external  the tests against third-party programs; each names what to install"
 	@echo "make native  compile the fast JPEG decoder and convolutions in place; an install does it too, where there is a C compiler"
 	@echo "make fuzz    mutated files for every parser (FUZZ_SECONDS), and a million for that decoder, under sanitizers"
-	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; 25 minutes on two idle cores"
+	@echo "make faults  the fault matrix: kills, power loss, failing disks, ...; 40 minutes on two cores"
 	@echo "make soak    an hour of random faults (SOAK_MINUTES)"
 	@echo "make docs    the documentation site, built strictly: build/site; make docs-serve shows it while you write"
 	@echo "make constraints  renew packaging/constraints.txt, the versions that make train, make test and CI install"

@@ -178,6 +178,12 @@ def backend_rows(content: Any) -> Iterator[Row]:
             yield replace(row, baseline=fastest, more={labels[way]: text for way, text in others.items()})
 
 
+def figure_rows(content: Any) -> Iterator[Row]:
+    """Figures as name, value, unit and n."""
+    for name, value, unit, n in content["figures"]:
+        yield Row(name=name, value=value, unit=unit, n=n)
+
+
 def server_rows(content: Any) -> Iterator[Row]:
     """Servers in a closed loop beside the fastest LitServe of the precision, from `benchmarks.serve.throughput`."""
     fastest: dict[str, float] = {}
@@ -437,6 +443,28 @@ CASES = {
             value="metric",
             baseline="published",
             label=("on", "H200"),
+        ),
+        Case(
+            name="verify-cost-cpu",
+            title="CPU time that engine.verify=sample takes, one thread",
+            command='python -m benchmarks.training.verify_cost resnet50 --name "ResNet-18, 32 images of 224 pixels"'
+            " --batch 32 --set model.name=resnet18 --set precision.mode=fp32 --set data.source=synthetic"
+            " --set data.num_workers=0 --set data.num_samples=64 --set data.num_classes=1000 --json {json}",
+            hardware="cpu",
+            sources=("reconv/core/bits.py", "reconv/trainer/verifier.py"),
+            rows=figure_rows,
+            value="value",
+            label=("of", "cost"),
+        ),
+        Case(
+            name="wrong-bits-cpu",
+            title="Bits flipped in short trainings, found by engine.verify",
+            command="python -m benchmarks.training.wrong_bits --json {json}",
+            hardware="cpu",
+            sources=("reconv/core/bits.py", "reconv/trainer/verifier.py"),
+            rows=figure_rows,
+            value="value",
+            label=("of", "injections"),
         ),
         Case(
             name="engine-pauses-cpu",

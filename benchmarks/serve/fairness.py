@@ -326,14 +326,6 @@ def figures(measured: Mapping[str, Any], loaded: int, bound: int) -> Iterator[tu
     yield "bound of the memory", (loaded + bound) / MIB, "MiB", 1
 
 
-def rows(results: Mapping[str, Any]) -> Iterator[Any]:
-    """The figures of a results file."""
-    from benchmarks.results import Row
-
-    for name, value, unit, n in results["figures"]:
-        yield Row(name=name, value=value, unit=unit, n=n)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a trained classifier")

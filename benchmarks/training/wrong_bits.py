@@ -260,14 +260,6 @@ def _found(record: Record) -> bool:
     return bool(record["found"]) and survived(record)
 
 
-def rows(results: Mapping[str, Any]) -> Iterator[Any]:
-    """The figures of a results file."""
-    from benchmarks.results import Row
-
-    for name, value, unit, n in results["figures"]:
-        yield Row(name=name, value=value, unit=unit, n=n)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(SHARES))
@@ -307,7 +299,9 @@ def main() -> int:
                         break
             counts = {part: round(SHARES[part] * options.injections / total) for part in parts if part in SHARES}
             # All parts advance together, so that a run that is cut off has some of each.
-            numbered = sorted((number / count, part, number) for part, count in counts.items() for number in range(count))
+            numbered = sorted(
+                (number / count, part, number) for part, count in counts.items() for number in range(count)
+            )
             for _, part, number in numbered:
                 if (part, number) not in known and time.monotonic() < end_s:
                     log(inject(part, number, nets, runs))

@@ -1,4 +1,4 @@
-"""`reconv doctor --gpu`: trains on each GPU twice, and compares the bits with each other and with those of a reference."""
+"""`reconv doctor --gpu`: trains on each GPU twice, and compares the bits with each other and with a reference."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ class EngineConfig(Section):
     verify: Annotated[Literal["off", "sample", "full"], BeforeValidator(parse_switch)] = "off"
     """Find bits that defective hardware gets wrong, and go back to the last state that was proved right: `sample`
     compares digests of weights, statistics, optimizer state and EMA in every step, those of cached images and of
-    checkpoints, and computes one of 100 steps again; `full` computes every step again, from batches loaded again. On a
-    GPU both take deterministic algorithms."""
+    checkpoints, and computes one of 100 steps again, on a CPU partly; `full` computes every step again, from batches
+    loaded again. On a GPU both take deterministic algorithms."""
