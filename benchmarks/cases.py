@@ -447,14 +447,14 @@ CASES = {
         Case(
             name="verify-cost-cpu",
             title="CPU time that engine.verify=sample takes, one thread",
-            command='python -m benchmarks.training.verify_cost resnet50 --name "ResNet-18, 32 images of 224 pixels"'
+            command="python -m benchmarks.training.verify_cost resnet50"
             " --batch 32 --set model.name=resnet18 --set precision.mode=fp32 --set data.source=synthetic"
             " --set data.num_workers=0 --set data.num_samples=64 --set data.num_classes=1000 --json {json}",
             hardware="cpu",
             sources=("reconv/core/bits.py", "reconv/trainer/verifier.py"),
             rows=figure_rows,
             value="value",
-            label=("of", "cost"),
+            label=("of", "ResNet-18, 32 images"),
         ),
         Case(
             name="wrong-bits-cpu",

@@ -88,13 +88,13 @@ def share(off: float, digests: float, probe: float, replay: float) -> float:
     return 100 * (digests + sampled_s / (STEPS_PER_REPLAY * SAMPLE_STEPS)) / off
 
 
-def figures(name: str, taken_s: Mapping[str, list[float]]) -> Iterator[tuple[str, float, str, int]]:
+def figures(taken_s: Mapping[str, list[float]]) -> Iterator[tuple[str, float, str, int]]:
     """Name, value, unit and n of each figure."""
     n = len(taken_s["off"])
     medians = {kind: statistics.median(values) for kind, values in taken_s.items()}
     for kind, value in medians.items():
-        yield f"{name}: CPU time, {LABELS[kind]}", 1000 * value, "ms", n
-    yield f"{name}: engine.verify=sample adds", share(**medians), "%", n
+        yield LABELS[kind], 1000 * value, "ms", n
+    yield "engine.verify=sample adds", share(**medians), "%", n
 
 
 def main() -> int:
@@ -104,13 +104,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1, help="ordinary steps in a round, for small networks")
     parser.add_argument("--set", action="append", default=[], help="a setting, NAME=VALUE")
-    parser.add_argument("--name", help="of the network, in the figures")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     settings = {"batch.size": str(options.batch), "engine.verify": "sample", "engine.num_threads": "1"}
     settings |= dict(setting.split("=", 1) for setting in options.set)
     taken_s = measure(options.recipe, settings, options.rounds, options.repeats)
-    found = list(figures(options.name or options.recipe, taken_s))
+    found = list(figures(taken_s))
     for kind, values in taken_s.items():
         print(f"{kind:10} " + " ".join(f"{1000 * value:.2f}" for value in values) + " ms")
     for name, value, unit, n in found:

@@ -237,7 +237,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, float, str, int]]:
     for record in records:
         key = record["part"]
         if key == "ranks":
-            key += f", {record['mode']}" + (", in flight" if record["target"] in IN_FLIGHT else ", at rest")
+            key = f"two ranks, {record['mode']}" + (", by luck" if _is_by_luck(record) else "")
         groups.setdefault(key, []).append(record)
     for name, group in sorted(groups.items()):
         if name == "soak":
