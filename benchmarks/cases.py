@@ -454,7 +454,7 @@ CASES = {
             sources=("reconv/core/bits.py", "reconv/trainer/verifier.py"),
             rows=figure_rows,
             value="value",
-            label=("of", "ResNet-18, 32 images"),
+            label=("of", "ResNet-18"),
         ),
         Case(
             name="wrong-bits-cpu",
@@ -464,7 +464,7 @@ CASES = {
             sources=("reconv/core/bits.py", "reconv/trainer/verifier.py"),
             rows=figure_rows,
             value="value",
-            label=("of", "injections"),
+            label=("of", "faults"),
         ),
         Case(
             name="engine-pauses-cpu",

@@ -15,6 +15,7 @@ from benchmarks import charts, vendors
 from benchmarks.cases import CASES, HEADLINES, Case, process_rows
 from benchmarks.results import DATA, ROOT, Result, Row, load
 
+LEFT_OUT = ("numpy", "pillow")  # versions that are in the JSON alone
 PAGES = ("README.md", "docs/index.md", "docs/how-to/fuse.md", "docs/results/*.md")
 CHART_LIMIT = 4  # a ratio above it would make all other bars short
 IMAGES = ROOT / "docs" / "images" / "results"
@@ -188,7 +189,7 @@ def _conditions(results: Sequence[Result]) -> list[str]:
 
 
 def _measured_on(result: Result) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name not in LEFT_OUT)
     commit = f", commit `{result.commit}`" if result.commit else ""
     return f"{result.date}, {result.hardware}; {versions}{commit}"
 
