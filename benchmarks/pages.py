@@ -185,7 +185,10 @@ def _conditions(results: Sequence[Result]) -> list[str]:
     """Date, hardware, versions and the command that measures again."""
     if len(results) == 1:
         return [f"{_measured_on(results[0])}:", "", f"    {_command(results[0])}"]
-    return [f"- {_measured_on(result)}: `{_command(result)}`" for result in results]
+    commands: dict[str, list[str]] = {}
+    for result in results:
+        commands.setdefault(_measured_on(result), []).append(f"`{_command(result)}`")
+    return [f"- {measured_on}: {', '.join(lines)}" for measured_on, lines in commands.items()]
 
 
 def _measured_on(result: Result) -> str:

@@ -148,14 +148,14 @@ def _our_training() -> Iterator[tuple[tuple[str, ...], str, str]]:
 
 
 def _our_overview() -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Published figures in half precision of one and eight devices, from any program."""
+    """Steps in half precision, from any program; predictions without their range."""
     for (_, network, precision, devices), column, text in _our_training():
-        if precision == "half" and devices in ("1", "8"):
-            yield (network, devices), column, text
+        if precision == "half":
+            yield (network, devices), column, text.partition(" (")[0]
 
 
 def _overview_cell(figure: Figure) -> str:
-    is_shown = figure.precision == "half" and figure.devices in (1, 8) and figure.hardware in NEWEST
+    is_shown = figure.precision == "half" and figure.devices in (1, *PREDICTED_DEVICES) and figure.hardware in NEWEST
     is_wide = figure.network.endswith("_widese")
     return _number(figure.images_per_s) if is_shown and not is_wide else ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import pages, results
+from benchmarks import pages, results, vendors
 from benchmarks.cases import CASES, HEADLINES, process_rows, server_rows, training_rows
 from benchmarks.results import Result, Row
 
@@ -55,6 +55,19 @@ def test_a_page_has_one_table_of_figures_and_all_are_short() -> None:
     counts = {name: sum(match[2] != "chart" for match in pages.BLOCK.finditer(text)) for name, text in texts.items()}
     assert {name: count for name, count in counts.items() if count > 1} == {}
     assert sum(len(text.split()) for text in texts.values()) < 8000
+
+
+def test_vendors_tables_have_each_chip_one_h200_and_predictions_for_8_and_64() -> None:
+    overview = vendors.table("overview")
+    assert "| network | devices | A100 80 GB | Gaudi | V100 16 GB | H200, measured | H200, predicted |" in overview
+    for network in ("ResNet-50", "EfficientNet-B4", "SSD-ResNet34"):
+        rows = {cells[1]: cells for line in overview.splitlines() if (cells := line[2:-2].split(" | "))[0] == network}
+        assert list(rows) == ["1", "8", "64"]
+        assert rows["1"][-2] and rows["8"][-1] and rows["64"][-1]
+    for name in ("training", "time", "accuracy", "inference", "serving"):
+        head = vendors.table(name).partition("\n")[0]
+        assert "V100 16 GB" in head
+        assert ("H200, measured" in head) == (name in ("training", "inference", "serving"))
 
 
 def test_processes_are_columns_and_other_cases_rows_of_one_table() -> None:

@@ -58,6 +58,20 @@ def test_inference_has_every_batch_size_from_1_to_256() -> None:
     assert (last.images_per_s, last.latency_ms, last.p95_ms, last.p99_ms) == (3382, 84.14, 75.3, 80.08)
 
 
+@pytest.mark.parametrize(
+    ("network", "epochs", "top1", "gap", "images_per_s"),
+    [("efficientnet_b0", 10, 77.12, 0.51, 2644.62), ("efficientnet_b4", 2, 82.54, 0.44, 310.41)],
+)
+def test_quantization_aware_training_has_its_epochs_accuracy_gap_and_speed(
+    network: str, epochs: int, top1: float, gap: float, images_per_s: float
+) -> None:
+    (accuracy,) = find(kind="accuracy", precision="int8-qat", network=network)
+    (training,) = find(kind="training", precision="int8-qat", network=network)
+    assert (accuracy.epochs, accuracy.top1, training.images_per_s) == (epochs, top1, images_per_s)
+    assert f"gap to fp32 {gap}" in accuracy.note
+    assert "fp32" in training.note  # the speed without fake quantization
+
+
 def test_presets_claim_what_is_published() -> None:
     checked = 0
     for name in preset_names():
