@@ -409,7 +409,7 @@ def _read_variable(row: Row, name: str) -> Row:
 
 
 def _scaled(rate: Any, share: Fraction) -> Any:
-    return [_scaled(item, share) for item in rate] if isinstance(rate, list) else float(Fraction(rate) * share)
+    return [_scaled(item, share) for item in rate] if isinstance(rate, list) else float(Fraction(str(rate)) * share)
 
 
 def _joined(first: Setting, second: Setting) -> tuple[str, ...]:

@@ -405,6 +405,13 @@ def test_a_short_run_of_nvidia_keeps_the_slope_of_its_warmup() -> None:
     assert rates(command, "nvidia", 24) == pytest.approx([0.1] * 3 + [0.2] * 3)
 
 
+def test_a_rate_of_a_warmup_that_is_cut_has_the_digits_of_the_decimal_fraction() -> None:
+    migration = migrate_command("python3 ssd.py -e 1 -b 2 --data_dir /data", None)
+    finish(migration)
+    assert migration.match is not None
+    assert migration.match.changes["schedule.lr"] == "0.0006 per 32"
+
+
 @pytest.mark.parametrize("epochs", [3, 14])
 @pytest.mark.parametrize("method", ["linear", "constant"])
 @pytest.mark.parametrize("kind", ["steplr", "cosineannealinglr", "exponentiallr"])
