@@ -21,7 +21,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -193,32 +195,54 @@ def our_order(num_images: int) -> list[list[int]]:
     return [[*chain(*steps[i : i + per_epoch])] for i in range(0, len(steps), per_epoch)]
 
 
+@dataclass(frozen=True)
+class TheirRun:
+    """Twenty steps of a program in float64 and their data; `folder` has its weights and checkpoints."""
+
+    data: Path
+    folder: Path
+    losses: list[float]
+    rates: list[float]
+
+
+@pytest.fixture(scope="module")
+def twenty_steps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TheirRun]:
+    """The program's run of a case, made once for both tests that compare with it."""
+
+    @cache
+    def run(name: str) -> TheirRun:
+        case, root = CASES[name], tmp_path_factory.mktemp(name)
+        num_images = max(IMAGES, case.num_classes)
+        data = write_images(root / "data", num_images, case.num_classes, case.size)
+        steps = their_run(case, data, root / "theirs", order=our_order(num_images), whole=True, float64=True)
+        return TheirRun(data, root / "theirs", steps["losses"], steps["rates"])
+
+    return run
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_have_equal_losses_and_rates(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    num_images = max(IMAGES, case.num_classes)
-    data = write_images(tmp_path / "data", num_images, case.num_classes, case.size)
-    order = our_order(num_images)
-    theirs = their_run(case, data, tmp_path / "theirs", order=order, whole=True, float64=True)
-    recipe = written_recipe(case, data)
-    ours = our_steps(recipe, data, case.size, "--init", "theirs/weights.pth", "--stop-after", f"{STEPS}step")
+def test_twenty_steps_have_equal_losses_and_rates(name: str, twenty_steps: Callable[[str], TheirRun]) -> None:
+    case, theirs = CASES[name], twenty_steps(name)
+    recipe = written_recipe(case, theirs.data)
+    weights = str(theirs.folder / "weights.pth")
+    ours = our_steps(recipe, theirs.data, case.size, "--init", weights, "--stop-after", f"{STEPS}step")
     assert len(ours) == STEPS
-    np.testing.assert_allclose([step.lr for step in ours], theirs["rates"], rtol=SCHEDULE_RATES)
-    np.testing.assert_allclose([step.loss for step in ours], theirs["losses"], rtol=TOLERANCE)
-    assert max(theirs["losses"]) > min(theirs["losses"]) * 1.1  # they are no constant
+    np.testing.assert_allclose([step.lr for step in ours], theirs.rates, rtol=SCHEDULE_RATES)
+    np.testing.assert_allclose([step.loss for step in ours], theirs.losses, rtol=TOLERANCE)
+    assert max(theirs.losses) > min(theirs.losses) * 1.1  # they are no constant
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.checkpoint])
-def test_a_checkpoint_of_theirs_is_continued_with_equal_losses_and_rates(name: str, tmp_path: Path) -> None:
-    case, per_epoch = CASES[name], IMAGES // BATCH
-    data = write_images(tmp_path / "data", IMAGES, case.num_classes, case.size)
-    theirs = their_run(case, data, tmp_path / "theirs", order=our_order(IMAGES), whole=True, float64=True)
-    (checkpoint,) = (tmp_path / "theirs").glob(case.checkpoint)
-    recipe = written_recipe(case, data, f" --resume {checkpoint}")
-    ours = our_steps(recipe, data, case.size)
+def test_a_checkpoint_of_theirs_is_continued_with_equal_losses_and_rates(
+    name: str, twenty_steps: Callable[[str], TheirRun]
+) -> None:
+    case, theirs, per_epoch = CASES[name], twenty_steps(name), IMAGES // BATCH
+    (checkpoint,) = theirs.folder.glob(case.checkpoint)
+    recipe = written_recipe(case, theirs.data, f" --resume {checkpoint}")
+    ours = our_steps(recipe, theirs.data, case.size)
     assert [step.step for step in ours] == list(range(2 * per_epoch + 1, 4 * per_epoch + 1))
-    np.testing.assert_allclose([step.lr for step in ours], theirs["rates"][2 * per_epoch :], rtol=SCHEDULE_RATES)
-    np.testing.assert_allclose([step.loss for step in ours], theirs["losses"][2 * per_epoch :], rtol=TOLERANCE)
+    np.testing.assert_allclose([step.lr for step in ours], theirs.rates[2 * per_epoch :], rtol=SCHEDULE_RATES)
+    np.testing.assert_allclose([step.loss for step in ours], theirs.losses[2 * per_epoch :], rtol=TOLERANCE)
 
 
 AUGMENTED = {
