@@ -59,8 +59,8 @@ def fit_confidence(logits: Tensor, targets: Tensor, coverage: float) -> FittedCo
     sizes = (probabilities >= threshold).sum(dim=1)
     unsure = float((sizes != 1).double().mean())
     note = (
-        f"temperature {temperature:g}; prediction sets of {coverage:.4g} have the classes of at least {threshold:.4g}, "
-        f"{float(sizes.double().mean()):.3g} on average; unsure about {unsure:.1%} of the images"
+        f"confidence calibrated: temperature {temperature:g}; {100 * coverage:.4g} % prediction sets hold "
+        f"{float(sizes.double().mean()):.3g} classes on average; {100 * unsure:.1f} % of the images are unsure"
     )
     return FittedConfidence(calibration, note)
 

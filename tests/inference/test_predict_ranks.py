@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from rank_commands import command_in_ranks, run_command
+from triton.runtime import interpreter
 
+from reconv.core.compat import complete_interpreter
 from reconv.inference.predictions import ClassScore, DetectedBox, Prediction
+
+complete_interpreter(interpreter)  # kernels that an earlier test has built run in it
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_a_run_is_calibrated_later_with_another_promise(
     with pytest.raises(SystemExit) as end:
         main(["eval", str(run), "--calibrate", "--coverage", "0.8", "--device", "cpu"])
     assert end.value.code == 0
-    assert "prediction sets of 0.8 have the classes of at least" in capsys.readouterr().out
+    assert "80 % prediction sets hold" in capsys.readouterr().out
     after = Predictor.load(run, device="cpu").confidence
     assert after.coverage == 0.8 and after.threshold > before.threshold
     assert after.temperature == pytest.approx(before.temperature, rel=1e-3)
