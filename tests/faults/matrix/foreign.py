@@ -178,6 +178,7 @@ def call(lab: Lab, words: list[str], folder: Path, is_trusted: bool = False) -> 
         os.dup2(os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT, 0o600), 1)
         if words[0] == "serve":
             _stop_when_ready(lab.folder / "stderr.txt")
+        sys.dont_write_bytecode = True  # of modules that are imported for the first time
         sys.addaudithook(Audit(folder, words[0]))
         main([*words, *(["--trust-code"] if is_trusted else [])])
 
